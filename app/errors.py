@@ -23,9 +23,10 @@ is its default message: it names the cause and says what to do next. Messages re
 input, of a worker's prompt, of a provider's reply or of a key may ever be put into one.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar, Final, Literal
+
+from msgspec import Struct
 
 FailureReason = Literal[
     "authentication",
@@ -54,8 +55,7 @@ QuotaLimit = Literal["requests", "tokens", "concurrency", "waiting_runs"]
 """The limits beyond which a request is refused: of its key, and of runs that wait for an engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The cause of a failed provider call. No key, and nothing of the content of the request, is in it."""
 
     reason: FailureReason

@@ -6,12 +6,12 @@ listed here: ids, sizes and states, never a body, a prompt or a key. Spans are i
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
 import orjson
+from msgspec import Struct
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -192,8 +192,7 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """The routes of requests that no caller makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolUse:
+class PoolUse(Struct, frozen=True):
     """The use of a pool of connections at one moment, and how often somebody had to wait for one so far."""
 
     in_use: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from app.audit.bodies import wrong_field
 from app.audit.report import Violation
@@ -27,8 +28,7 @@ WAIT_KINDS = APPROVAL_KINDS | {Kind.AWAITING, Kind.RESUMED}
 SETTLING_KINDS = frozenset({Kind.STEP_DONE, Kind.STEP_FAILED, Kind.STEP_SKIPPED})
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One well-formed event."""
 
     seq: int
@@ -68,8 +68,7 @@ class Call:
         return str(self.outcomes[0].body["outcome"])
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """A step's use of the caller's tools; `results` is None while the step waits for them."""
 
     calls: Event

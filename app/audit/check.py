@@ -2,8 +2,9 @@
 the ids of all runs where a file is read."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from app.audit.administration import check_administration
 from app.audit.approvals import check_approvals
@@ -51,8 +52,7 @@ WRONG_TYPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionErro
 """The exceptions that a rule raises where a field has another type than the rule expects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Auditor:
+class Auditor(Struct, frozen=True):
     """Applies all rules to runs.
 
     `now` is the time at which the journal was read, in seconds since 1970; `adapter` returns the object that renders a

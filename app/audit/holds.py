@@ -13,11 +13,13 @@ counted.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.audit.administration import read_fields
 from app.store.archive import Record
@@ -29,8 +31,7 @@ UNKNOWN_OWNER = "removed during a hold on a user or a key, and not known whose"
 UNKNOWN_TIME = "erased without a date, perhaps under a hold"
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """The moment at which a change was made."""
 
     at: float
@@ -47,8 +48,7 @@ class Moment:
         return self.at + CLOCK_SECONDS < other.at
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """The erasure of a run's content, or the pruning of a run. It was made between two moments."""
 
     run: str
@@ -80,8 +80,7 @@ def pruning_of(run: PrunedRun, sealed: Moment | None = None) -> Removal:
     return Removal(run.id, run.tenant, None, "it was pruned", moment, moment)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The key and the users of a run, as an earlier export has them."""
 
     key: str
@@ -89,8 +88,7 @@ class Owner:
     """The users whom its request names; None if its content was erased by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoldTime:
+class HoldTime(Struct, frozen=True):
     """A legal hold with the time for which it was in force, as the log of changes says."""
 
     id: str

@@ -7,6 +7,8 @@ results of its tool calls bring, and its output carries that, less what the jour
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from app.audit.audited_run import EMBEDS, AuditedRun, Call, Event, Proposal, Step
 from app.audit.report import Violation
 from app.core.pool.catalog import Catalog
@@ -15,8 +17,7 @@ FROM_CALLER, FROM_TOOL = "source:caller", "source:tool"
 FROM_CONDUCTOR, FROM_STEP = "source:conductor", "source:step"
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Struct, frozen=True):
     """The labels of something that is read, and the sources of its words."""
 
     labels: frozenset[str] = frozenset()

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from app.audit.audited_run import AuditedRun, Event, Step, read_run
 from app.audit.labels import labels_of
 from app.audit.report import Report, Violation
@@ -48,8 +50,7 @@ def _check_reused_step(run: AuditedRun, step: Step) -> Iterator[Violation]:
         yield run.violation("kept-wrong", completion.seq, f"step {step.n} is done before its plan is accepted")
 
 
-@dataclass(frozen=True, slots=True)
-class ReusedOutput:
+class ReusedOutput(Struct, frozen=True):
     """An output that a replay has taken over, as the replay names it."""
 
     run: str

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 MAX_KEPT_VIOLATIONS = 10_000
 """Violations that are kept in full; further ones are only counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Struct, frozen=True):
     """One contradiction between the journal and a rule. `seq` is the event that shows it, or 0 for the run as a whole;
     `what` is one line with ids, names and figures only. `baton audit check --json` prints the fields under their
     names."""

@@ -8,10 +8,10 @@ again.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from app.audit.audited_run import EMBEDS, AuditedRun, Call, Proposal, Step
 from app.conductor.prompt import ALTERNATIVES, count_left_out_chars
@@ -263,7 +263,7 @@ def _brief(run: AuditedRun, call: Call, proposal: Proposal, catalog: Catalog) ->
     order = [name for name in opening["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
         raise RebuildError("a worker is not in the pool's snapshot")
-    known_limits = {field.name for field in fields(Limits)}
+    known_limits = set(Limits.__struct_fields__)
     brief = Brief(
         task=_task(run, run.admission["task"]),
         workers=tuple([catalog.workers[name] for name in order]),

@@ -2,8 +2,10 @@
 snapshot."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.audit.audited_run import EMBEDS, AuditedRun, Call, Event
 from app.audit.bodies import WHOLE_LIMITS

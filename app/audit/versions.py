@@ -9,7 +9,9 @@ import hashlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from app.audit.audited_run import AuditedRun, Call
 from app.audit.report import Report, Violation
@@ -24,8 +26,7 @@ CLOCK_SKEW_SECONDS = 5.0
 UNKNOWN = "no changes of versions in the export"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionsInForce:
+class VersionsInForce(Struct, frozen=True):
     """The versions in force from a time on. The empty version is the model that the pool file names."""
 
     since: float
@@ -59,12 +60,11 @@ class VersionsInForce:
         return VersionsInForce(change.at, live, before, canary, share)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionHistory:
+class VersionHistory(Struct, frozen=True):
     """The history of the versions of all conductors. `known` is False for an export without changes."""
 
     is_known: bool = True
-    by_conductor: defaultdict[str, list[VersionsInForce]] = field(
+    by_conductor: defaultdict[str, list[VersionsInForce]] = msgspec.field(
         default_factory=lambda: defaultdict(lambda: [VersionsInForce(float("-inf"))])
     )
 

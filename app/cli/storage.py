@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from app.cli import terminal
 from app.core.run.identifiers import run_of_reply

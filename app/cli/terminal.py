@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 from rich.console import Console
 from rich.table import Table
@@ -140,8 +141,8 @@ def plain(value: object) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a value as indented JSON on standard output."""
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)
+    """Print a value as indented JSON on standard output; records are objects with their fields."""
+    print(orjson.dumps(value, default=msgspec.to_builtins, option=orjson.OPT_INDENT_2).decode(), flush=True)
 
 
 def warn(text: str) -> None:

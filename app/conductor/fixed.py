@@ -8,8 +8,9 @@ random ............. any valid plan: the lower bound that every other conductor 
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from app.conductor.protocol import Ask, Brief
 from app.core.plan.workflow import Access, Step

@@ -8,7 +8,8 @@ the same reader rejects an invalid plan and gives all reasons.
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief, Question, Rationale

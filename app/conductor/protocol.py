@@ -13,22 +13,21 @@ probabilities before the chosen conductor is asked for anything.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import field
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from app.core.message.chat import Message, Piece, Task
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Amount, Limits, Worker
 from app.core.rating.decision import ArmChoice
 from app.core.rating.features import Features
-from app.core.records import record
 
 NO_LIMIT = 1 << 62
 """More tokens than any run has."""
 
 
-@record(frozen=True, slots=True)
-class PastStep:
+class PastStep(Struct, frozen=True):
     """A step of the previous round; `worker` worked on it last, `access` is the access list as its plan wrote it."""
 
     worker: str
@@ -37,16 +36,14 @@ class PastStep:
     done: bool
 
 
-@record(frozen=True, slots=True)
-class Previous:
+class Previous(Struct, frozen=True):
     """The previous round: its plan, and its answer, which is a worker's text and not trusted."""
 
     steps: tuple[PastStep, ...]
     answer: str
 
 
-@record(frozen=True, slots=True)
-class Brief:
+class Brief(Struct, frozen=True):
     """The information that a conductor gets. A worker's ordinal is its place in `workers`, shuffled for each run."""
 
     task: Task
@@ -77,7 +74,7 @@ class Brief:
     """The seconds that such a call is likely to take."""
     seconds_left: float | None = None
     """Seconds until the run's deadline; None where nobody says."""
-    paces: Mapping[str, float] = field(default_factory=dict)
+    paces: Mapping[str, float] = {}
     """The seconds that a call of each worker is likely to take, for a chooser."""
     reasons: bool = False
     """True if the conductor is asked for the reasons of its plan."""
@@ -94,15 +91,13 @@ class Brief:
         return ""
 
 
-@record(frozen=True, slots=True)
-class Rationale:
+class Rationale(Struct, frozen=True):
     """A conductor's reason for the shape of its plan, which is not trusted and decides nothing."""
 
     why: str
 
 
-@record(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A question of a conductor to a worker."""
 
     worker: str
@@ -139,8 +134,7 @@ class Conductor(Protocol):
         ...
 
 
-@record(frozen=True, slots=True)
-class FixedPlanConductor:
+class FixedPlanConductor(Struct, frozen=True):
     """A conductor that returns a fixed plan: the one that the caller sent, or the fallback."""
 
     steps: tuple[Step, ...]
@@ -152,16 +146,14 @@ class FixedPlanConductor:
             yield step
 
 
-@record(frozen=True, slots=True)
-class RequestEmbedding:
+class RequestEmbedding(Struct, frozen=True):
     """The embedding of a request as features; `blind` gives the reason if there are none."""
 
     vector: tuple[tuple[int, float], ...] = ()
     blind: str = ""
 
 
-@record(frozen=True, slots=True)
-class ConductorChoice:
+class ConductorChoice(Struct, frozen=True):
     """A chooser's choice: the conductor that is to propose, and the facts that are journaled."""
 
     conductor: Conductor
@@ -172,7 +164,7 @@ class ConductorChoice:
     seen: Features
     explore: float
     seed: str
-    masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    masked: Mapping[str, Mapping[str, float]] = {}
     """The choices that were left out before the draw because the run could not pay them: see `rating.decision`."""
     lent: float = 0.0
     """The share of such choices that are made by the beliefs of other tenants."""

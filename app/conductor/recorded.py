@@ -2,17 +2,17 @@
 
 from collections.abc import AsyncIterator
 
+from msgspec import Struct
+
 from app.conductor.protocol import Ask, Brief
 from app.core.plan.workflow import Step
-from app.core.records import record
 from app.core.run.recording import RecordedPlan, Recording
 
 NO_PLAN = RecordedPlan(())
 """A plan without steps: it takes the answer of the round before, and is none for a first round or a step."""
 
 
-@record(frozen=True, slots=True)
-class RecordedConductor:
+class RecordedConductor(Struct, frozen=True):
     """Proposes the recorded plan of each round, and of each step that the conductor itself took."""
 
     recording: Recording

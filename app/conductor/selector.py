@@ -10,11 +10,12 @@ proposal's number, so that a choice can be repeated from the posterior that it n
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from math import inf
 from random import Random
 from statistics import NormalDist
+
+from msgspec.structs import replace
 
 from app.conductor.protocol import Brief, Chooser, Conductor, ConductorChoice, FixedPlanConductor, RequestEmbedding
 from app.core.plan.pricing import every_plan_fits, least_price, plan_price, plan_seconds, question_tokens

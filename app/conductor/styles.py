@@ -9,15 +9,15 @@ made again from its brief.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from app.conductor import cards, compact, prompt
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message
 from app.core.plan import proposals
-from app.core.records import record
 
 
-@record(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """A way to present a brief to a model, and the bounds of its plan."""
 
     messages: Callable[[Brief], tuple[Message, ...]]

@@ -7,14 +7,13 @@ log of readers are those of any other client.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import field
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Scope
-
-from app.core.records import copy_with, record
 
 DEADLINE_SECONDS: Final = 30.0
 """Longest time that a page waits for one reply of the API."""
@@ -24,8 +23,7 @@ UNREAD_PARTS: Final = 64
 """Parts of a stream that wait for the console before the API waits too."""
 
 
-@record(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """A signed-in person: the headers by which the API knows them."""
 
     headers: tuple[tuple[str, str], ...]
@@ -35,8 +33,7 @@ class Session:
     """The time that the session has left; None where the API alone knows it."""
 
 
-@record(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One event from a stream of the API; `data` is its text, which is JSON or `[DONE]`."""
 
     id: str
@@ -44,18 +41,17 @@ class Event:
     data: str
 
 
-@record(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(Struct, frozen=True):
     """A request of the console to the API."""
 
     method: str
     path: str
     """The path as in an address: its segments are quoted."""
-    query: Mapping[str, object] = field(default_factory=dict)
+    query: Mapping[str, object] = {}
     """The parameters. Those that are None or empty are left out; a list repeats its parameter."""
     body: object = None
     """The value that is sent as JSON; None sends an empty body."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """Headers besides those of every request, with underscores for hyphens."""
 
 
@@ -155,7 +151,7 @@ class Api:
     async def _open_stream(self, session: Session, request: ApiRequest) -> AsyncIterator["_Exchange"]:
         """Open a request whose reply comes as a stream; leaving the block disconnects."""
         headers = {**request.headers, "accept": "text/event-stream"}
-        exchange = await self._prepare(session, copy_with(request, headers=headers))
+        exchange = await self._prepare(session, replace(request, headers=headers))
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
@@ -179,7 +175,7 @@ class Api:
         body = b""
         if request.body is not None:
             body = orjson.dumps(request.body)
-        return _Exchange(_scope(session, copy_with(request, headers=headers), len(body)), body)
+        return _Exchange(_scope(session, replace(request, headers=headers), len(body)), body)
 
     async def _serve(self, exchange: "_Exchange") -> None:
         """Run the application for a stream, and end the stream whatever becomes of it."""

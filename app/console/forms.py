@@ -3,11 +3,13 @@
 Each form carries an `Idempotency-Key` that was made with it, so that a form which is sent twice is carried out once.
 """
 
-import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,7 +17,6 @@ from starlette.routing import Route
 from app.console.api import ApiError, Session
 from app.console.pages import Pages, form_lists, redirect_to
 from app.core.console_path import PATH
-from app.core.records import copy_with, record
 
 Kind = Literal["text", "number", "days", "list", "lines", "select", "checks", "check", "hidden"]
 """How a field is asked for and read: `days` are sent as seconds, `list` are words between commas, `lines` a long text,
@@ -27,8 +28,7 @@ MAX_NUMBER: Final = 2**53
 """The largest number of a field: every whole one up to it is the same in JSON."""
 
 
-@record(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """One field of a form; `name` is the API's name of the field, which a refusal names too."""
 
     name: str
@@ -42,8 +42,7 @@ class Field:
     """The value that a new form has."""
 
 
-@record(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """A form as a page shows it. Without fields it is a confirmation."""
 
     title: str
@@ -55,10 +54,10 @@ class Form:
     """Sentences above the fields: what will happen, and whether it can be undone."""
     is_final: bool = False
     """True for what cannot be undone."""
-    entries: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    entries: Mapping[str, Sequence[str]] = {}
+    faults: Mapping[str, str] = {}
     """The fault of each field by its name; under the empty name that of the whole."""
-    once: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
+    once: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
     """The `Idempotency-Key`."""
 
     def values(self, field: Field) -> list[str]:
@@ -70,8 +69,7 @@ class Form:
         return []
 
 
-@record(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """A form that was sent: the fields as the API takes them, without those that were left empty."""
 
     body: Mapping[str, Any]
@@ -93,7 +91,7 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
     async def take_form(request: Request, session: Session) -> Response:
         form = await ask(request, session)
         lists = await form_lists(request)
-        form = copy_with(form, entries=lists, once=lists.get("once", [form.once])[-1])
+        form = replace(form, entries=lists, once=lists.get("once", [form.once])[-1])
         body, faults = read_fields(form.fields, lists)
         # What is corrected is another request, which needs a key of its own.
         status, once = 400, secrets.token_urlsafe(TOKEN_BYTES)
@@ -107,7 +105,7 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
                 status, faults = error.status, faults_of(error, form.fields)
                 if error.is_undecided:
                     once = form.once
-        form = copy_with(form, faults=faults, once=once)
+        form = replace(form, faults=faults, once=once)
         return await show(request, session, "form.html", status, form=form)
 
     return [pages.route(path, show_form), pages.route(path, take_form, "POST")]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 import jinja2
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -21,7 +22,6 @@ from app.console.api import Api, ApiError, Session
 from app.console.live import REFUSED, Live
 from app.console.session import Sessions, is_from_console
 from app.core.console_path import PATH
-from app.core.records import record
 
 NONCE_BYTES: Final = 16
 POLICY: Final = (
@@ -50,8 +50,7 @@ SMALL_FORM_BYTES: Final = 16 << 10
 Page = Callable[[Request, Session], Awaitable[Any]]
 
 
-@record(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """An entry of the navigation."""
 
     name: str

@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, Final
 
+from msgspec import Struct
+
 from app.console.pages import last_value
 from app.console.request_form import FormFault
-from app.core.records import record
 
 Lists = Mapping[str, Sequence[str]]
 """The fields of a form, each with all of its values."""
@@ -24,24 +25,21 @@ COMPARED_WORDS: Final = 1_000
 """The longest instruction, in words, whose changes are shown word by word."""
 
 
-@record(frozen=True, slots=True)
-class Button:
+class Button(Struct, frozen=True):
     """The button that was pressed: an action, and the step that it is about."""
 
     action: str
     step: int = -1
 
 
-@record(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A piece of a text that two revisions have, or only one of them: `same`, `gone` or `new`."""
 
     kind: str
     text: str
 
 
-@record(frozen=True, slots=True)
-class StepDifference:
+class StepDifference(Struct, frozen=True):
     """A step of two revisions; a place is None in the revision that does not have it. `changes` are the fields besides
     the instruction, each with both values; `instruction` is empty where it is the same."""
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +21,6 @@ from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
 from app.console.request_form import FormFault, Outcome
 from app.console.step_pane import cut
 from app.core.console_path import PATH
-from app.core.records import copy_with
 
 SAVED_PARAM: Final = "saved"
 """The parameter of the address of a revision that was made by pressing the button to run."""
@@ -87,7 +87,7 @@ class Plans:
                 faults[field] = error.message
             outcome = Outcome(faults, request_form.refusal(error))
             if error.is_undecided:
-                outcome = copy_with(outcome, once=last_value(lists, "once"))
+                outcome = replace(outcome, once=last_value(lists, "once"))
             return await self._page(request, session, plan, outcome, lists)
         address = f"/plans/{path_segment(later['id'])}?revision={later['revision']}"
         if button.action == "run":

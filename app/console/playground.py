@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,7 +26,6 @@ from app.console.pages import Pages, address_of, form_lists, redirect_to
 from app.console.request_form import RATING_SOURCE, FormFault, Outcome
 from app.console.session import is_https
 from app.core.console_path import PATH
-from app.core.records import copy_with, record
 
 PLAN_SECONDS: Final = 300.0
 """The longest that a page waits for a conductor's plan."""
@@ -36,8 +37,7 @@ VISIBLE_FIELDS: Final = ("question", "tier", "history")
 RATINGS: Final = {"up": "good", "down": "bad"}
 
 
-@record(frozen=True, slots=True)
-class ShownRun:
+class ShownRun(Struct, frozen=True):
     """The run that the page follows, and the request that began it; empty where there is none."""
 
     id: str = ""
@@ -93,12 +93,12 @@ class Playground:
             comment = form.get("comment", "")
             outcome = await self._rate(session, shown_run.id, action, comment)
             if outcome.refusal is not None:
-                shown_run = copy_with(shown_run, comment=comment)
+                shown_run = replace(shown_run, comment=comment)
             return await self._page(request, session, fields, shown_run, outcome)
         if action == "results":
             results = lists.get("result", [])
             history = _with_results(fields["history"], form.get("turn", ""), results)
-            run_if_refused = copy_with(shown_run, results=results)
+            run_if_refused = replace(shown_run, results=results)
         else:
             history = fields["history"] = ""
             run_if_refused = ShownRun()
@@ -116,7 +116,7 @@ class Playground:
                 raise
             outcome = Outcome(refusal=request_form.refusal(error))
             if error.is_undecided:
-                outcome = copy_with(outcome, once=form.get("once", ""))
+                outcome = replace(outcome, once=form.get("once", ""))
             return await self._page(request, session, fields, run_if_refused, outcome)
         fields["history"] = history
         return await self._page(request, session, fields, ShownRun(run, body), Outcome())

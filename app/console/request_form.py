@@ -5,14 +5,13 @@ this module finds only what keeps a field from becoming JSON.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from app.console.api import ApiError
 from app.console.forms import parse_number
-from app.core.records import record
 
 Fields = Mapping[str, str]
 """The fields of a form, each with its text."""
@@ -73,8 +72,7 @@ class FormFault(Exception):
         super().__init__("; ".join(faults.values()))
 
 
-@record(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A refusal of the API as a page shows it: the cause, the next step, and the field that it is about, or ""."""
 
     message: str
@@ -84,11 +82,10 @@ class Refusal:
     code: str
 
 
-@record(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome of a form that was sent, as its page shows it."""
 
-    faults: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = {}
     """The fault of each field by its name."""
     refusal: Refusal | None = None
     notice: str = ""

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -24,7 +25,6 @@ from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
 from app.console.request_form import RATING_SOURCE
 from app.core.console_path import PATH
-from app.core.records import record
 from app.core.roles import permits
 
 TOKEN_BYTES: Final = 16
@@ -47,8 +47,7 @@ REGIONS: Final[Mapping[str, str]] = {
 """The parts of the page by their element ids, each with its template."""
 
 
-@record(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """The cursor in the address of the page: the step in the pane, the instant, and the measure of the timeline."""
 
     run: str

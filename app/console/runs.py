@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 from urllib.parse import urlencode
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -12,12 +13,10 @@ from app.console.live import Live, Regions
 from app.console.pages import Pages, address_fields
 from app.core.console_path import PATH
 from app.core.plan.workflow import Topology
-from app.core.records import record
 from app.core.run.kinds import RUN_STATES
 
 
-@record(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A field of the form; `choices` are the values of a list with their words, without any it takes a text, or with
     `is_day` a day of the calendar."""
 

@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from app.console.templating import VISIBLE
-from app.core.records import record
 
 JSON: Final = ("null", "true", "false")
 PYTHON: Final = ("None", "True", "False")
@@ -22,8 +23,7 @@ ESCAPED: Final = {code: f"\\u{code:04x}" for code in VISIBLE if code >= 127}
 """Invisible characters that JSON need not escape; they would not survive the page on which the code is shown."""
 
 
-@record(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A piece of code; `language` heads it."""
 
     language: str

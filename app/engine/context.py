@@ -7,16 +7,17 @@ changes, so what is kept can be behind but not wrong.
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import field
 from functools import partial
 from math import inf
 from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from app.conductor.protocol import Policy
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import snapshot
-from app.core.records import record
 from app.core.run.events import RunAdmitted
 from app.engine.worker_health import Health
 from app.network.tracing import Tracing
@@ -56,8 +57,7 @@ class StandstillWatch:
         return now - self._ended_at
 
 
-@record(frozen=True, slots=True)
-class EngineContext:
+class EngineContext(Struct, frozen=True):
     """The dependencies of drivers, dispatchers and gateways; made in `wiring.py`, never changed.
 
     `now` gives seconds since 1970, `monotonic` seconds of a clock that never goes back, `name` a fresh id with
@@ -86,7 +86,7 @@ class EngineContext:
     version: Callable[[str, str], Awaitable[str]] = _return_no_version
     """The model that conducts a run in a conductor's name, or the subject that serves it in the place of `tier NAME`;
     empty for what the pool file says."""
-    tracing: Tracing = field(default_factory=Tracing)
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
     sharing_key: Callable[[], bytes] = lambda: b""
     """The key of the hashes that say whose texts may be stored together."""
     notifies: bool = False

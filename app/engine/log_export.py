@@ -15,8 +15,8 @@ from contextlib import suppress
 from hashlib import sha256
 
 import httpx
+from msgspec import Struct
 
-from app.core.records import record
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_note
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext, Leadership
@@ -43,8 +43,7 @@ def file_name(size: int, suffix: str = "txt", mark: str = "") -> str:
     return f"{size:0{SIZE_DIGITS}d}{mark}.{suffix}"
 
 
-@record(frozen=True, slots=True)
-class Authorities:
+class Authorities(Struct, frozen=True):
     """The witnesses that confirm a checkpoint, and the URL of a time-stamp authority, if there is one."""
 
     witnesses: Sequence[Witness] = ()
@@ -54,8 +53,7 @@ class Authorities:
 NO_AUTHORITIES = Authorities()
 
 
-@record(frozen=False, slots=True)
-class ExportedCheckpoint:
+class ExportedCheckpoint(Struct):
     """The newest checkpoint, with the cosignatures that it has so far, and what was written of it."""
 
     size: int

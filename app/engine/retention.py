@@ -18,14 +18,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
-from app.core.records import copy_with, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext, Leadership
@@ -79,14 +80,13 @@ OpenArchive = Callable[[], AbstractAsyncContextManager[Archive]]
 # -- erasing
 
 
-@record(frozen=True, slots=True)
-class EraseResult:
+class EraseResult(Struct, frozen=True):
     """The result of an erasure."""
 
     runs: int
     overwritten: bool
     """True if the erased bytes are gone from the database's files; see `Retention.overwrite_erased`."""
-    held: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, str] = {}
     """The runs that were left as they are because a legal hold covers them, each with the hold's id."""
 
 
@@ -182,8 +182,7 @@ async def _erase_found(
 # -- pruning
 
 
-@record(frozen=True, slots=True)
-class ArchiveTarget:
+class ArchiveTarget(Struct, frozen=True):
     """The archive of pruned runs."""
 
     files: ArchiveFiles
@@ -267,7 +266,7 @@ class Pruner:
         """Delete runs that are archived at this location, each unless its row has another revision by now."""
         runs = []
         for run, revision in chosen:
-            runs.append((copy_with(run, archive=location), revision))
+            runs.append((replace(run, archive=location), revision))
         deleted = set(await self._store.prune(runs, by=self._by))
         self.done.runs += len(deleted)
         for run, _ in runs:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+from msgspec import Struct
+
 from app.core.pool import breaker
 from app.core.pool.breaker import NO_TIME, Breaker, CallEnd, Offer, Place, State, Verdict
 from app.core.pool.catalog import Catalog, ProviderSpec, Worker
-from app.core.records import record
 from app.core.run.events import CallFinished
 from app.telemetry import Telemetry
 
@@ -38,8 +39,7 @@ Endpoint = tuple[str, str]
 """A provider and the name of one of its endpoints."""
 
 
-@record(frozen=True, slots=True)
-class WorkerChoice:
+class WorkerChoice(Struct, frozen=True):
     """The worker to call (None: nobody), why those before it are passed over, and why it is called although ejected."""
 
     worker: Worker | None

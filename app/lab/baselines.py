@@ -7,9 +7,10 @@ have the subtasks of `plans.SUBTASKS`; of a conductor that writes words the opti
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
+
+from msgspec import Struct
 
 from app.lab import search, world
 from app.lab.lessons import Lesson, draw_sensible_plan
@@ -33,8 +34,7 @@ def arm_names(form: Form) -> tuple[str, ...]:
     return (*ARMS[:-1], UNWORDED, OPTIMUM)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedArms:
+class SearchedArms(Struct, frozen=True):
     """The searched arms of one pool."""
 
     fixed: Mapping[str, Plan]

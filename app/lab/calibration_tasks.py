@@ -6,8 +6,9 @@ are never compared. The question stands alone in the user's message, and what fo
 
 import re
 from calendar import month_name
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from app.core.message.chat import Message, Task, Text
 from app.lab.grading import Exact, Grader, grader
@@ -25,8 +26,7 @@ FORM = (
 WHOLE = re.compile(r"-?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
+class BuiltIn(Struct, frozen=True):
     """A task, its name within the version, and the rule that grades its answers."""
 
     name: str

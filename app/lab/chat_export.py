@@ -8,10 +8,11 @@ differently, and a close choice may come out otherwise there.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
@@ -43,8 +44,7 @@ class TrainedModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(Struct, frozen=True):
     """The model that is trained, as a server will know it."""
 
     folder: Path
@@ -67,8 +67,7 @@ def base_of(folder: Path) -> Base:
     return Base(folder, name, tokenizer)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPrompts:
+class TrainingPrompts(Struct, frozen=True):
     """The prompts that training shows a model: golden prompts of that kind, the longest plan and the largest pool."""
 
     golden: Sequence[GoldenPrompt] = ()

@@ -8,12 +8,13 @@ have answered: a ceiling, and with few repeats a flattering one, since it picks 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter, sub
 from random import Random
 from statistics import fmean
+
+from msgspec import Struct
 
 from app.core.plan.arms import ORACLE
 from app.lab.measurements import Measure
@@ -24,8 +25,7 @@ LAMBDAS = (0.15, 0.30)
 """Shares of a right answer that a full cost takes away; at 0 the reward is the accuracy."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
+class ArmResult(Struct, frozen=True):
     """One arm; figures are means over tasks of the means over repeats, counts are of rows."""
 
     arm: str
@@ -56,8 +56,7 @@ class ArmResult:
     invalid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """All arms, best first. `missing` tasks lack an arm's row and are left out; `full_usd` is what a full cost is."""
 
     reference: str
@@ -68,8 +67,7 @@ class Table:
     standings: tuple[ArmResult, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
+class _Comparison(Struct, frozen=True):
     """One arm beside the others: the fields of its standing that come from the bootstrap."""
 
     arm: str

@@ -6,11 +6,13 @@ pool, else over pools with all of their lessons, because lessons of one pool sha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import cycle
 from operator import attrgetter
 from random import Random
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from app.lab.baselines import FIXED, OPTIMUM, arm_names, plans_of_arm
 from app.lab.lessons import Lesson, Split, draw_lesson
@@ -28,8 +30,7 @@ POOLS = 16
 PER_POOL = 25
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One arm: means over lessons; `ahead` is the difference by which the trained conductor's reward is higher."""
 
     arm: str
@@ -41,8 +42,7 @@ class Row:
     ahead: Interval
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """One split. `closed` is the share of the way from the best fixed plan to the optimum."""
 
     split: Split
@@ -60,7 +60,8 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON, for the run card."""
-        return asdict(self)
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
 
 def draw_exam(split: Split, count: int, seed: int) -> list[Lesson]:

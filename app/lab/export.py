@@ -6,11 +6,11 @@ The evaluation and the golden plans are those of the very weights that are writt
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from safetensors.torch import save_file
 
 from app.conductor import compact
@@ -33,8 +33,7 @@ STYLE = {"roles": "compact", "words": "worded"}
 """The prompt that a form is asked with, by the name that the service has for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
+class TrainingResult(Struct, frozen=True):
     """The result of a training run: its recipe and its chosen weights."""
 
     recipe: Recipe

@@ -18,9 +18,10 @@ import ast
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from msgspec import Struct
 
 from app.core.message.chat import Form
 from app.core.message.response_format import faults, schema_fault
@@ -54,8 +55,7 @@ _LETTER = re.compile(r"(?<![\w'])([A-Z](?![\w'])|[a-z](?=[).,:;]))")
 _MARKED = re.compile(r"(?:\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:[Oo]ption|[Cc]hoice)\s([A-Z])\b|^\s{0,8}([A-Z])[).:])", re.M)
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
+class Grade(Struct, frozen=True):
     """The worth of an answer, from 0 (wrong) to 1 (right), and in a few words why. The words hold nothing of it."""
 
     score: float
@@ -75,14 +75,13 @@ class Grader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Exact:
+class Exact(Struct, frozen=True):
     """The answer, or its conclusion, is one of these; spaces, quotes and the last full stop do not count."""
 
     expected: tuple[str, ...]
     case: bool = False
     """True if upper and lower case differ."""
-    kind: str = field(default="exact", init=False)
+    kind: ClassVar[str] = "exact"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a match, else 0."""
@@ -98,8 +97,7 @@ class Exact:
         return words.casefold()
 
 
-@dataclass(frozen=True, slots=True)
-class Numeric:
+class Numeric(Struct, frozen=True):
     """The number that the answer concludes with is within the tolerance of the expected one.
 
     That is the number behind the conclusion's last `=`, or its first one; without a conclusion, the answer's last.
@@ -110,7 +108,7 @@ class Numeric:
     """The largest deviation that is accepted."""
     relative: Fraction = Fraction(0)
     """The tolerance as a share of the expected number; the larger of the two counts."""
-    kind: str = field(default="numeric", init=False)
+    kind: ClassVar[str] = "numeric"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a number that is near enough, else 0."""
@@ -120,15 +118,14 @@ class Numeric:
         return _grade(abs(number - self.expected) <= max(self.tolerance, self.relative * abs(self.expected)))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The letter that the answer chooses, or the text of the option that it stands for."""
 
     expected: str
     """One capital letter."""
     options: tuple[str, ...] = ()
     """The options that the letters from A on stand for; empty where only the letter is compared."""
-    kind: str = field(default="choice", init=False)
+    kind: ClassVar[str] = "choice"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for the right letter, else 0."""
@@ -189,12 +186,11 @@ def _find_marked_letters(text: str, letters: str) -> list[str]:
     return marked
 
 
-@dataclass(frozen=True, slots=True)
-class Regex:
+class Regex(Struct, frozen=True):
     """Some part of the answer matches the pattern. A pattern that needs too many steps does not match."""
 
     pattern: str
-    kind: str = field(default="regex", init=False)
+    kind: ClassVar[str] = "regex"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a match, else 0."""
@@ -203,12 +199,11 @@ class Regex:
         return _grade(not faults(form, _as_json(answer[-MOST_CHARS:])))
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """The answer is JSON, alone or in one code fence, and validates against a JSON schema."""
 
     schema: Mapping[str, Any]
-    kind: str = field(default="schema", init=False)
+    kind: ClassVar[str] = "schema"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for an answer that validates, else 0."""
@@ -222,15 +217,14 @@ class Schema:
         return _grade(not faults(Form(self.schema), document.encode("utf-8", "replace").decode()))
 
 
-@dataclass(frozen=True, slots=True)
-class UnitTests:
+class UnitTests(Struct, frozen=True):
     """The Python code of the answer passes these tests: assertions, functions called `test...`, test cases, or classes
     called `Test...` with methods called `test...`."""
 
     tests: str
     execute: Execute
     seconds: float = 5.0
-    kind: str = field(default="tests", init=False)
+    kind: ClassVar[str] = "tests"
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 if everything passes in time, else 0."""

@@ -11,9 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
@@ -33,8 +35,7 @@ class UnusableRollout(Exception):
     """A rollout that the small conductor cannot learn from; the message is the reason, in words that fit many."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournaledExample:
+class JournaledExample(Struct, frozen=True):
     """A task before its pool, the plan that was carried out, over the pool's places, and how much that counts."""
 
     problem: Problem

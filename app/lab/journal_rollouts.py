@@ -8,11 +8,11 @@ nothing about the plan that is its first, and is left out; so is one that a work
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
 import orjson
+from msgspec import Struct
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Task, task_from_json
@@ -33,8 +33,7 @@ class SkippedRun(Exception):
     """A run that becomes no rollout; the message is the reason, in words that fit many runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutFilter:
+class RolloutFilter(Struct, frozen=True):
     """The conditions under which a run may be learned from."""
 
     consent: str | None

@@ -1,9 +1,11 @@
 """The lessons that training and evaluation draw: a task, a pool, and the order in which the pool is shown."""
 
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.lab import prompt, search
 from app.lab.plan_grammar import ROLES, Form
@@ -17,8 +19,7 @@ SPLITS: tuple[Split, ...] = ("held-out tasks", "unseen paraphrases", "random poo
 training never meets; fresh tasks over pools and prices that training never meets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(Struct, frozen=True):
     """One task before one pool; ordinal n is the worker `pool[order[n]]`."""
 
     problem: Problem

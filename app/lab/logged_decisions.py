@@ -17,8 +17,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Message
 from app.core.plan.templates import ACCEPT, MODEL, arm_named, arms, list_follow_up_arms
@@ -39,8 +41,7 @@ MOST_STEPS = 32
 """The largest number of steps of an arm; the candidates of a decision say whether the run had room for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedDecision:
+class LoggedDecision(Struct, frozen=True):
     """One decision. Only those of one `layer` and `shape` are judged together."""
 
     layer: str
@@ -152,8 +153,7 @@ def _is_possible(arm: str, decision: LoggedDecision) -> bool:
     return len(workers) == len(json.loads(decision.shape)) and set(workers) <= set(decision.pool)
 
 
-@dataclass(frozen=True, slots=True)
-class Beliefs:
+class Beliefs(Struct, frozen=True):
     """The state that a tier's selector has learned, and the arms that it chooses among."""
 
     posterior: Posterior

@@ -7,16 +7,16 @@ says so apart: that is no verdict on the plan, and a table shows how many there 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+from msgspec import Struct
 
 Outcome = Literal["answered", "failed", "outage"]
 OUTAGE_STATUS = (502, 503)
 """A run that no worker completes, and a service that is at capacity."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """The figures of one run; tokens are those of all its calls, retries included."""
 
     conductor_input: int = 0
@@ -49,8 +49,7 @@ class Figures:
         return self.worker_input + self.worker_output
 
 
-@dataclass(frozen=True, slots=True)
-class Measure(Figures):
+class Measure(Figures, frozen=True):
     """One row. `wall` is in seconds as the caller sees them; `tasks` is the digest of the task set."""
 
     task: str = ""
@@ -75,11 +74,7 @@ class Measure(Figures):
 
 def of_json(value: Mapping[str, Any]) -> Measure:
     """Return a row as it was written; fields that this version does not know are left out."""
-    columns = {}
-    for field in fields(Measure):
-        if field.name in value:
-            columns[field.name] = value[field.name]
-    return Measure(**columns)
+    return Measure(**{name: value[name] for name in Measure.__struct_fields__ if name in value})
 
 
 def figures(run: Mapping[str, Any]) -> Figures:

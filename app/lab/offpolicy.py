@@ -25,9 +25,10 @@ regression is ours.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from app.core.rating.intervals import LEAST_VALUES, NORMAL_QUANTILE, half_width, sample_size
 
@@ -51,8 +52,7 @@ Vector = Sequence[tuple[int, float]]
 """The features that are not 0, with their places."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedOutcome:
+class LoggedOutcome(Struct, frozen=True):
     """One decision and what came of it; `propensity` is the probability with which `action` was really drawn."""
 
     features: tuple[float, ...]
@@ -65,8 +65,7 @@ class LoggedOutcome:
     """The decision that followed it before the reward came, with the same reward and cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A mean reward with the ends of its 95 % interval."""
 
     value: float
@@ -78,8 +77,7 @@ class Estimate:
         return self.low <= truth <= self.high
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The estimate of another policy from the log. `ahead`, the advantage, is `dr` less the log's own mean, row by
     row."""
 
@@ -427,8 +425,7 @@ def _reward_bounds(rows: Sequence[LoggedOutcome]) -> tuple[float, float]:
     return min(rewards), max(rewards)
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """The regressions: one for each arm that was ever done, and one for all others. They predict no reward outside
     `bounds`, the range of those that were seen."""
 

@@ -11,11 +11,12 @@ time. So a training that is repeated with other settings pays for new plans only
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from app.core.plan.proposals import read_plan_text
 from app.core.plan.workflow import Step, critical_path_seconds
@@ -34,8 +35,7 @@ BEGINNING = '{"plan": "'
 """Every line of a `PlanCache` begins like this."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanResult:
+class PlanResult(Struct, frozen=True):
     """The result of a plan that was executed: dollars of its steps' calls, and seconds of their critical path."""
 
     verdict: Verdict
@@ -98,8 +98,7 @@ def _is_cut_off(line: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The service that carries plans out, and the number of plans at a time."""
 
     url: str

@@ -8,7 +8,8 @@ legal tokens, and to which state each leads. Mask, rollout and loss all go by it
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from app.conductor import compact
 from app.lab import plans, subtask_wording
@@ -16,8 +17,7 @@ from app.lab.plans import END, FIRST_WORKER, LONGEST, NEXT, SLOTS, START, STEPS,
 from app.lab.world import Profile
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class Form(Struct, frozen=True, eq=False):
     """One of them. Tokens are numbered as in `tokens`; 0 begins a plan, 1 comes between steps, 2 ends it."""
 
     name: str

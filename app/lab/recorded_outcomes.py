@@ -23,9 +23,11 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Unit = Literal["usd", "tokens", "calls"]
 """The unit of costs; `calls`: the share of calls that go to the more expensive of two models."""
@@ -48,8 +50,7 @@ class RecordsRefused(ValueError):
     """The files are no data set; the message names file, line and remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The score of an answer, from 0 to 1, and its cost if it is known."""
 
     score: float
@@ -57,8 +58,7 @@ class Outcome:
     unit: Unit = "usd"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPrompt:
+class RecordedPrompt(Struct, frozen=True):
     """A prompt with its outcomes by model. `propensity` is the probability with which a log's model was drawn."""
 
     id: str
@@ -69,8 +69,7 @@ class RecordedPrompt:
     """The conversation that a log's line belongs to; an empty one is a conversation of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(Struct, frozen=True):
     """Rows that either all have an outcome of every model (`full`) or one outcome each; costs are means of a call."""
 
     rows: Sequence[RecordedPrompt]

@@ -20,10 +20,11 @@ learns from a part of the log and is judged by the rest, by the estimators of `o
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from random import Random
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from app.core.plan.templates import Arm, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
@@ -42,8 +43,7 @@ FULL_MICRO_USD = 50_000
 """The cost of a call of the best model, as the selector is told it; all others are in proportion."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The size of a replay."""
 
     ratings: int
@@ -53,8 +53,7 @@ class Plan:
     """The share of a right answer's worth that the best model's cost takes away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Figures of one policy under one seed; the module docstring defines them. None: not defined there."""
 
     auc: float
@@ -64,8 +63,7 @@ class Figures:
     learning_regret: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(Struct, frozen=True):
     """The models between which prompts are routed, by rising cost: the first is the cheapest, the last the best."""
 
     models: tuple[str, ...]
@@ -100,8 +98,7 @@ def routes(data: Dataset, cost_weight: float) -> Routes:
     return Routes(tuple(by_cost), relative_costs, cost_weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A part of the rows, with features and with the scores of the routed models."""
 
     rows: Sequence[RecordedPrompt]

@@ -5,8 +5,9 @@ the caps. A worker's outage is no verdict on the plan: it gives no reward at all
 training the weight of cost and wait is ramped in, so that being right is learned first.
 """
 
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from app.lab.outcome import Outcome
 from app.lab.world import Weights

@@ -9,8 +9,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.conductor.prompt import TEMPLATE, messages
 from app.conductor.protocol import Brief
@@ -28,8 +30,7 @@ Turns = tuple[Mapping[str, str], ...]
 Split = Literal["train", "held-out"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(Struct, frozen=True):
     """One run. Money is in dollars, `seconds` is the critical path of its steps, without the planning."""
 
     run: str
@@ -61,7 +62,7 @@ class Rollout:
     most: int = 0
     """Steps that its conductor was allowed; 0 in files that do not say."""
     template: str = TEMPLATE
-    schema: str = field(default=SCHEMA)
+    schema: str = SCHEMA
 
     @property
     def verdict(self) -> Verdict | None:
@@ -147,8 +148,7 @@ def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
 TURNS = ("conversation", "prompt")
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Struct, frozen=True):
     """A plan that a model imitates, and its weight."""
 
     prompt: Turns

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec import Struct
+
 from app.core.rating.features import WIDTH, Features
 from app.core.rating.posterior import logistic
 
@@ -42,8 +44,7 @@ Estimator = Callable[[Features], Scores]
 """The expected score of each model on a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Struct, frozen=True):
     """A prompt with the scores that are known of it."""
 
     features: Features

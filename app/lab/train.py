@@ -9,13 +9,15 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from random import Random
 from typing import Any
 
+import msgspec
 import torch
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from app.errors import ConfigInvalid
 from app.lab import plan_samples, prompt, reward, world
@@ -39,8 +41,7 @@ HELD_OUT = 1_000
 CAVEAT = "Simulated workers: this shows that the training loop learns, not that real workers improve."
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """A training run: what to train, and the folder for its results."""
 
     out: Path
@@ -204,8 +205,8 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
         "tasks_sha256": tasks_sha256,
         "families": families,
-        "pool": [asdict(worker) for worker in standard_pool()],
-        "everyone": [asdict(worker) for worker in profiles().values()],
+        "pool": [msgspec.to_builtins(worker) for worker in standard_pool()],
+        "everyone": [msgspec.to_builtins(worker) for worker in profiles().values()],
         "plans_carried_out": trainer.executed,
         "plans_searched": search_arms(Setting(standard_pool(), order.weights)).tried,
         "software": software(),

@@ -5,12 +5,12 @@ weight): the weighted negative log-likelihood of the plan's tokens, the prompt's
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+from msgspec import Struct
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from transformers.utils import cached_file
@@ -24,8 +24,7 @@ PLAIN: Mapping[str, bool] = {"enable_thinking": False}
 """The options of the chat template: a model that can think before it answers writes the plan at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatModel:
+class ChatModel(Struct, frozen=True):
     """A model to train with its tokenizer. `model` is a `PeftModel` if adapters are trained."""
 
     model: Any

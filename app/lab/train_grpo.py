@@ -14,12 +14,13 @@ and `card.json`. `adapter` or `model` has a manifest and golden prompts: `baton 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from msgspec import Struct
+from msgspec.structs import asdict
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
@@ -44,8 +45,7 @@ LAST = 10
 """Steps of policy gradients that the manifest's figures are the means of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """A training run: what to train, and the folder for its results. Without questions it is imitation alone."""
 
     out: Path
@@ -61,9 +61,9 @@ class Order:
     examples: Sequence[Example] = ()
     """To imitate first, or alone."""
     held_out: Sequence[Example] = ()
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, Any] = {}
     """The origin of questions, examples and pool, for the card."""
-    shown: chat_export.TrainingPrompts = field(default_factory=chat_export.TrainingPrompts)
+    shown: chat_export.TrainingPrompts = chat_export.TrainingPrompts()
     """For the manifest."""
     threads: int = 1
 

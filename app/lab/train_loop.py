@@ -10,12 +10,13 @@ and groups without any difference are left out. The grammar's mask holds in the 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.errors import ConfigInvalid
 from app.lab import prompt, reward, subtask_wording, teacher
@@ -27,8 +28,7 @@ from app.lab.train_model import Conductor, Tensor, config
 from app.lab.world import Setting, Weights
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """The settings of a training run: with the code and the world, all that it depends on."""
 
     seed: int = 0
@@ -150,7 +150,10 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state. Raises `ConfigInvalid` if it is another recipe's or was rewarded otherwise."""
-        if (state["recipe"], state.get("reward_weights")) != (asdict(self.recipe), asdict(self.weights)):
+        if (state["recipe"], state.get("reward_weights")) != (
+            asdict(self.recipe),
+            asdict(self.weights),
+        ):
             raise ConfigInvalid(
                 ["--out: the folder holds a run of another recipe, seed, start or reward; name another folder"]
             )

@@ -13,13 +13,14 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
+from msgspec.structs import asdict, replace
 
 from app.errors import ConfigInvalid
 from app.lab import prompt, reward, second_round, world
@@ -340,7 +341,7 @@ def _card(order: Order, trainer: Rounds, comparisons: Mapping[Split, dict[str, A
     """Return the run's card."""
     tables = {}
     for split, comparison in comparisons.items():
-        ahead = {name: asdict(advantage) for name, advantage in comparison["ahead"].items()}
+        ahead = {name: msgspec.to_builtins(advantage) for name, advantage in comparison["ahead"].items()}
         tables[split] = {**comparison, "ahead": ahead}
     return {
         "caveat": CAVEAT,

@@ -1,8 +1,10 @@
 """The options of training a chat model to conduct, with their defaults. Imports no torch."""
 
 import math
-from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from app.lab.world import Weights
 
@@ -11,8 +13,7 @@ FULL_RATE, LORA_RATE = 1e-6, 1e-5
 FULL_IMITATION, LORA_IMITATION = 1e-5, 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """The options of one training run. The figures are those for a model of seven billion parameters and LoRA."""
 
     model: str
@@ -50,7 +51,7 @@ class Recipe:
     """The temperature of advantage-weighted regression: the advantage that counts e times as much as none."""
     cap: float = 20.0
     """Its greatest weight before scaling."""
-    weights: Weights = field(default_factory=Weights)
+    weights: Weights = Weights()
 
     @property
     def policy_rate(self) -> float:
@@ -69,4 +70,5 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """Return all options, for the card and to tell one recipe from another."""
-        return asdict(self)
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields

@@ -7,9 +7,10 @@ drawn from the rehearsal world.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
@@ -22,8 +23,7 @@ SMALLEST = 3
 """Workers of a pool that is drawn at random, if there are as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A conversation and what its answer is held against."""
 
     conversation: Turns
@@ -32,8 +32,7 @@ class Rule:
     """The rule as data."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A rule before a pool: ordinal n is the worker `workers[n]`."""
 
     rule: Rule

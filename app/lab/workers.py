@@ -8,7 +8,8 @@ under the same seed gets the same answer.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from app.core.message.chat import Message
 from app.core.sampling import draw
@@ -35,8 +36,7 @@ ANSWER = re.compile(r"(?P<hands>[A-Za-z, ]+): the answer is (?P<answer>.*)\.", r
 PLAN = re.compile(r"Plan: (?P<method>.*)\.", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """A worker's words, and the tokens that the world counts for reading and writing."""
 
     text: str
@@ -44,8 +44,7 @@ class Reply:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlierStep:
+class _EarlierStep(Struct, frozen=True):
     """An earlier step as its reader takes it: a plan, an answer with the hands it went through, or neither."""
 
     role: str

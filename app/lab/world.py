@@ -8,9 +8,11 @@ question go together, so that asking twice is worth less than two independent op
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.providers.rehearsal.task_families import DOMAINS, LEVELS
 
@@ -46,8 +48,7 @@ OVERHEAD = 0.25
 CLASSES = tuple((domain, level) for domain in range(len(DOMAINS)) for level in range(LEVELS))
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """One worker as the world knows it. `strengths` is all that a conductor is shown of its skills."""
 
     name: str
@@ -125,8 +126,7 @@ def draw_pool(random: Random, *, unseen: bool) -> Pool:
     return tuple(workers)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """The worth of a right answer: 1, less these shares of a full cost and a full wait. Wrong is 0."""
 
     cost: float = 0.30
@@ -204,9 +204,8 @@ def seconds(worker: Profile, output_tokens: int) -> float:
     return OVERHEAD + output_tokens / worker.pace
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """A pool under one weighing of cost: with the task's class, all that a plan's worth depends on."""
 
     pool: Pool
-    weights: Weights = field(default_factory=Weights)
+    weights: Weights = Weights()

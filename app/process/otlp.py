@@ -10,10 +10,10 @@ which a thread sends them; what does not fit is dropped. `Export.close` gives th
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Thread
 
+from msgspec import Struct
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Meter
@@ -30,8 +30,7 @@ FLUSH_SECONDS = 3.0
 """Time for which a process that stops waits until its last spans and figures are sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Struct, frozen=True):
     """The exporters of one process. None stands for a signal that is not exported."""
 
     tracer: Tracer | None

@@ -17,13 +17,14 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pkgutil import resolve_name
 
 import uvicorn
 from fastapi import FastAPI
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from app.console.app import Console
@@ -57,8 +58,7 @@ CALIBRATION_INTERVAL_SECONDS = 60.0
 """Between two looks for new trials."""
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
+class Roles(Struct, frozen=True):
     """The roles of this process. One that has both is the whole service, for which embedded parts are enough."""
 
     gateway: bool
@@ -70,8 +70,7 @@ class Roles:
         return self.gateway and self.dispatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(Struct, frozen=True):
     """The announcement: where it listens (None: nowhere), where its pool came from, a key that was just made, and where
     the admin API listens."""
 

@@ -17,12 +17,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import SecretStr
 
 from app.conductor.fixed import FixedConductor, RandomConductor
@@ -231,8 +232,7 @@ def _adapter(name: str, spec: ProviderSpec, configuration: Configuration) -> Clo
     return provider
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterParts:
+class AdapterParts(Struct, frozen=True):
     """The settings, secrets and files that an adapter is set up with.
 
     Credentials that the library of a cloud finds by itself (`auth`) are not among them: an adapter looks for them anew
@@ -252,8 +252,7 @@ def _parts_of(name: str, spec: ProviderSpec, configuration: Configuration) -> Ad
     return AdapterParts(spec, secrets, tls.contents(spec.route))
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """Everything that one process of the service is made of."""
 
     pool: Pool

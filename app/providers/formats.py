@@ -1,8 +1,9 @@
 """The adapter of each wire format, by the name of the format in the pool file."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import ProviderSpec, WireFormat
 from app.providers.adapters.anthropic import AnthropicProvider

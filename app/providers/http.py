@@ -7,15 +7,15 @@ Nothing is retried, no redirect is followed, no cookie is stored, and no proxy i
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self, cast
 
 import httpx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import End, Keepsake, Piece
 from app.core.pool.catalog import Deadlines, ProviderSpec
-from app.core.records import record
 from app.errors import (
     ConfigInvalid,
     Failure,
@@ -256,8 +256,7 @@ class Endpoint:
         await self._client.aclose()
 
 
-@record(frozen=True, slots=True)
-class ProviderRequest:
+class ProviderRequest(Struct, frozen=True):
     """One request to a provider: what is sent, and how long each part of the reply may take."""
 
     path: str

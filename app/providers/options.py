@@ -9,7 +9,6 @@ its open objects and optional fields, as OpenAI's do and vLLM's do not. The adap
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 
 from app.core.message.chat import Sampling
 from app.core.pool.catalog import ProviderSpec, WireFormat
@@ -42,7 +41,7 @@ WITHOUT: Mapping[WireFormat, frozenset[str]] = {
     "gemini": frozenset(("logit_bias",)),
 }
 """The fields of `Sampling` that a wire format does not have; one that is not listed has all of them."""
-SAMPLING = frozenset(item.name for item in fields(Sampling))
+SAMPLING = frozenset(Sampling.__struct_fields__)
 
 
 def check(spec: ProviderSpec) -> None:

@@ -15,16 +15,15 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 """
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import field
 from typing import Protocol
+
+from msgspec import Struct
 
 from app.core.message.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
 from app.core.pool.catalog import Deadlines, Worker
-from app.core.records import record
 
 
-@record(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One call. `sampling.max_tokens` is always set. `form` asks for JSON of that form, where the server can."""
 
     worker: Worker
@@ -38,7 +37,7 @@ class Request:
     """True if the pieces are wanted as they come: by somebody who follows, or to see that the worker is not silent. If
     not, the adapter asks for one whole reply, which costs a fraction of a stream's CPU; it passes through the same code
     and gives the same pieces, in one batch."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     """Headers to send besides the adapter's own: those of the trace."""
 
 

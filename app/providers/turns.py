@@ -10,22 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from msgspec import Struct
+
 from app.core.message.chat import Document, Image, Message, Part, Text, ToolCall
-from app.core.records import record
 
 OPENING = Text("Continue.")
 """The user's turn where a conversation begins with the assistant, or holds nothing but instructions."""
 
 
-@record(frozen=True, slots=True)
-class ProviderData:
+class ProviderData(Struct, frozen=True):
     """Data that the provider wants back with the assistant's message that follows."""
 
     data: Mapping[str, Any]
 
 
-@record(frozen=True, slots=True)
-class PlacedCall:
+class PlacedCall(Struct, frozen=True):
     """A tool call, the `place`-th of its message."""
 
     call: ToolCall
@@ -33,8 +32,7 @@ class PlacedCall:
     keepsake: Mapping[str, Any]
 
 
-@record(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """The result of a tool call."""
 
     called: PlacedCall
@@ -45,8 +43,7 @@ class Result:
 TurnPart = Part | ProviderData | PlacedCall | Result
 
 
-@record(frozen=True, slots=True)
-class Turns:
+class Turns(Struct, frozen=True):
     """`instructions` are the texts of system and developer messages, in order. Each turn says whether it is the user's,
     and has its parts."""
 

@@ -11,8 +11,10 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
+
+from msgspec.structs import replace
 
 from app.core.run.identifiers import NO_TRACE
 from app.errors import QueueUnavailable

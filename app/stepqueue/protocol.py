@@ -13,8 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from app.core.message.chat import Decoded, ToolDelta
-from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.identifiers import NO_TRACE, Trace
 
@@ -35,8 +36,7 @@ class SealKeys:
     keys: tuple[bytes, ...] = ()
 
 
-@record(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """One step of one run, or a run that nobody drives (`WHOLE_RUN`): ids only. `version` is the outbox row's when it
     was written, or `AGAIN`; `seq` is the journal's then."""
 
@@ -59,8 +59,7 @@ class Ticket:
     with a delivery."""
 
 
-@record(frozen=True, slots=True)
-class CommittedEvents:
+class CommittedEvents(Struct, frozen=True):
     """Events that were committed to a run, in the order of their numbers."""
 
     run: str
@@ -73,8 +72,7 @@ class CommittedEvents:
     """The epoch of the run's row then; 0 if the sender does not know it."""
 
 
-@record(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     """Text and tool calls of a step as they stream; `offset` counts the characters of this attempt before them, `since`
     the pieces of tool calls."""
 
@@ -90,16 +88,14 @@ class Delta:
     """Under the ids that the caller is given."""
 
 
-@record(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The run's driver wants its running steps, or one of them, to stop now."""
 
     run: str
     step: int | None = None
 
 
-@record(frozen=True, slots=True)
-class ListenRequest:
+class ListenRequest(Struct, frozen=True):
     """The gateway at `address` follows this run: send it the run's events, and what it lacks of the answer.
 
     It is sent to the run's engine, again every second; the engine passes it on to those who execute its steps.
@@ -115,8 +111,7 @@ class ListenRequest:
     """The number of pieces of tool calls that it has of the call."""
 
 
-@record(frozen=True, slots=True)
-class EngineChange:
+class EngineChange(Struct, frozen=True):
     """The run has a new engine, at `address`: steps that are being executed report to it from now on."""
 
     run: str

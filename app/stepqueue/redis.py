@@ -32,13 +32,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+from msgspec import Struct
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from app.core.records import record
 from app.errors import ConfigInvalid, QueueUnavailable
 from app.network import retries
 from app.stepqueue.live import Publisher, Subscriber
@@ -324,8 +324,7 @@ async def clear(url: str, prefix: str = "baton") -> int:
         await client.aclose()
 
 
-@record(frozen=True, slots=True)
-class KeyNames:
+class KeyNames(Struct, frozen=True):
     """The names under one prefix, so that several installations can share a server."""
 
     prefix: str

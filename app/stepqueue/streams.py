@@ -20,14 +20,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import hiredis
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from app.core.records import copy_with
 from app.core.run.identifiers import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
@@ -177,8 +177,7 @@ class TicketFormatError(ValueError):
     """Bytes that are no ticket. Stays inside the queue, which drops them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
+class Lanes(Struct, frozen=True):
     """The streams of each tier, highest first: those of steps go before those of runs."""
 
     steps: Mapping[str, str]
@@ -463,7 +462,7 @@ def _addition(lane: str, ticket: Ticket) -> Command:
 def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
     """Return a ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
     data, _, trace = packed.partition(b"\n")
-    return copy_with(with_trace(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
+    return replace(with_trace(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
@@ -483,7 +482,7 @@ def with_trace(ticket: Ticket, data: bytes) -> Ticket:
     with suppress(orjson.JSONDecodeError):
         match orjson.loads(data):
             case [str(parent), str(state), int(at) | float(at)]:
-                return copy_with(ticket, trace=read_trace(parent, state), at=float(at))
+                return replace(ticket, trace=read_trace(parent, state), at=float(at))
     return ticket
 
 

@@ -8,13 +8,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import astuple
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
+from msgspec import Struct
+from msgspec.structs import astuple
 from sqlalchemy import (
     Column,
     ColumnElement,
@@ -40,7 +41,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core.pool.budgets import account_of_slice
 from app.core.pool.conductor_versions import Change
-from app.core.records import record
 from app.errors import StoreUnavailable
 from app.store.protocol import ABOUT_RUNS, PrunedRun, PruneQuery
 from app.store.rows import content, content_keys, texts
@@ -143,8 +143,7 @@ _LOGGED_SINCE = select(FORMS.c.since).where(FORMS.c.name == "admin_events")
 _SUMS_OF_ACCOUNTS = _sums_of_accounts()
 
 
-@record(frozen=True, slots=True)
-class StoredEvent:
+class StoredEvent(Struct, frozen=True):
     """An event as it is stored."""
 
     seq: int
@@ -153,8 +152,7 @@ class StoredEvent:
     body: bytes
 
 
-@record(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """Everything that is stored of one run. `row`, `tickets` and `disclosures` have the columns of their tables."""
 
     row: Mapping[str, Any]
@@ -167,8 +165,7 @@ class Record:
     """The rows of `feedback`. Their comments are content: they are empty where contents are left out."""
 
 
-@record(frozen=True, slots=True)
-class AccountSums:
+class AccountSums(Struct, frozen=True):
     """The sums over all windows of an account, in micro-dollars; `holds` is the sum of the holds of its calls."""
 
     spent: int
@@ -177,8 +174,7 @@ class AccountSums:
     holds: int
 
 
-@record(frozen=True, slots=True)
-class Administration:
+class Administration(Struct, frozen=True):
     """The rows of keys, tenants, budgets and legal holds, the changes of conductors' versions, and the log of all, the
     oldest first. What the log says of content is left out: of each reading and erasure there is an entry."""
 

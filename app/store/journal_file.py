@@ -26,11 +26,11 @@ import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
+from msgspec.structs import asdict
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid

@@ -1,8 +1,9 @@
 """Lists of runs, read page by page."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from app.store.protocol import RunQuery
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -27,7 +28,6 @@ from sqlalchemy import (
     tuple_,
 )
 
-from app.core.records import record
 from app.store.archive import (
     AccountSums,
     Administration,
@@ -106,8 +106,7 @@ Tag = tuple[str, str, str]
 """A name, a value and the run that has them."""
 
 
-@record(frozen=True, slots=True)
-class LogRow:
+class LogRow(Struct, frozen=True):
     """A row of the log's entries."""
 
     place: int
@@ -120,8 +119,7 @@ class LogRow:
     frontier: bytes | None
 
 
-@record(frozen=True, slots=True)
-class SealedRun:
+class SealedRun(Struct, frozen=True):
     """Everything that is stored of one run, and the log's entries about it."""
 
     row: Row

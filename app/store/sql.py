@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from app.core.pool.budgets import Scope
@@ -18,7 +18,6 @@ from app.core.rating.calibration import Trial
 from app.core.rating.economics import JournaledRun
 from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
-from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
 from app.errors import BatonError, NotFound, StoreUnavailable
@@ -220,7 +219,7 @@ class SqlStore(TenantVerbs):
 
     async def append(self, entry: Entry) -> AppendResult:
         if entry.shared is not None and entry.at < await self._read_sharing_start():
-            entry = copy_with(entry, shared=None)
+            entry = replace(entry, shared=None)
         key = None
         if entry.contents and self._tenant_keys.encrypts:
             self._forget_former_server()
@@ -269,7 +268,7 @@ class SqlStore(TenantVerbs):
         if not later.salt:
             self._journals.forget(run)
         self._journals.extend(run, later.events)
-        return copy_with(later, events=(*cached.events, *later.events))
+        return replace(later, events=(*cached.events, *later.events))
 
     def _add_committed(self, encoded: EncodedEntry, appended: AppendResult) -> None:
         self._forget_former_server()
@@ -677,7 +676,7 @@ class SqlTenantStore(TenantVerbs):
         self._store.note_budget_change(id_, warnings)
 
     async def append(self, entry: Entry) -> AppendResult:
-        return await self._store.append(copy_with(entry, tenant=self._tenant))
+        return await self._store.append(replace(entry, tenant=self._tenant))
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         return await self._store.journal_of(self._tenant, run, upto, after)
@@ -699,4 +698,4 @@ class SqlTenantStore(TenantVerbs):
         return await self._store.erase_of(run, self._tenant, by)
 
     async def rate(self, rating: Feedback) -> Feedback:
-        return await self._store.rate(copy_with(rating, tenant=self._tenant))
+        return await self._store.rate(replace(rating, tenant=self._tenant))

@@ -12,11 +12,11 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec.structs import asdict
 
 from app.core.run.events import Event, Kind
 from app.core.run.fold import advance, begin

@@ -1,9 +1,11 @@
 """A journal with runs of every kind, made once by the real service: what the forgeries are made from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
@@ -28,8 +30,7 @@ from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Used
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(Struct, frozen=True):
     """Runs by the name of their scene, and the pools that were in force."""
 
     runs: Mapping[str, Record]

@@ -13,11 +13,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import Connection, Table, create_engine, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -84,8 +85,7 @@ KNOWING_SHARE = 0.3
 Tamper = Callable[[Connection, random.Random], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """A sealed database, with the checkpoints that are held outside of it."""
 
     url: str

@@ -1,6 +1,6 @@
 """Falsifications about the versions of a conductor and what serves tiers: of who was asked, or of who was in force."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from app.audit.versions import CLOCK_SKEW_SECONDS, NOTICE_SECONDS
 from app.core.pool.conductor_versions import Change, ChangeKind

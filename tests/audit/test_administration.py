@@ -2,10 +2,10 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.audit.administration import OLDER
 from app.audit.check import Auditor

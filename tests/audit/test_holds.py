@@ -3,13 +3,13 @@ placed or after its release."""
 
 import random
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.audit.check import Auditor
 from app.audit.export import Export

@@ -5,10 +5,11 @@ the new one there and here.
 """
 
 import hashlib
-from dataclasses import asdict, replace
 from itertools import chain
 
+import msgspec
 import orjson
+from msgspec.structs import replace
 
 from app.audit.request_rebuilding import TEMPLATES
 from app.conductor import compact, prompt
@@ -69,7 +70,7 @@ MADE = {
 def digest(*conversations: tuple[Message, ...]) -> str:
     plain = []
     for messages in conversations:
-        plain.append([asdict(message) for message in messages])
+        plain.append([msgspec.to_builtins(message) for message in messages])
     for message in chain.from_iterable(plain):
         del message["labels"]  # no provider is sent them
     return hashlib.sha256(orjson.dumps(plain)).hexdigest()

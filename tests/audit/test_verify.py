@@ -7,11 +7,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, create_engine, insert, text
 
 from app.audit.budgets import check_windows

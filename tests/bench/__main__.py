@@ -26,8 +26,9 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from tests.harness import servers
 

@@ -26,11 +26,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.budgets import Budget
@@ -84,8 +86,7 @@ BILLS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One race: its budgets, and what the processes do. `users` and `keys` are how many share the runs."""
 
     name: str
@@ -152,8 +153,7 @@ class Result:
 # -- one process
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The surroundings of a process, and its role there: both, gateway or engine. `redis` is empty where it needs
     none. An engine is given rows without runs, in which only its clock may jump."""
 

@@ -16,9 +16,10 @@ import asyncio
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from .load import Load, compose
 from .processes import upstream
@@ -35,8 +36,7 @@ REST_SECONDS = 0.1
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(Struct, frozen=True):
     """The processor time in ms that had passed at each first token, in their order, and at the end."""
 
     firsts: tuple[float, ...]

@@ -15,13 +15,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+from msgspec import Struct
 
 from app.lab.paired_statistics import interval
 from app.lab.world2.provider import service_tasks, text_with_document
@@ -39,8 +39,7 @@ AT_ONCE, RESAMPLES = 4, 2_000
 ULTRA = "baton-ultra"
 
 
-@dataclass(frozen=True, slots=True)
-class CappedPlanRun:
+class CappedPlanRun(Struct, frozen=True):
     """One run: whether its answer was right, whether there was one, and dollars."""
 
     right: bool

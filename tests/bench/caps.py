@@ -20,7 +20,6 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from importlib.resources import files
 from math import exp, log
 from pathlib import Path
@@ -28,6 +27,8 @@ from random import Random
 from typing import Any
 
 import httpx
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.core.message.chat import Task
 from app.core.pool.catalog import MILLION, Catalog
@@ -56,8 +57,7 @@ BANDS = 8
 QUIET = {"BATON_LOG_LEVEL": "error", "BATON_LEASE_SECONDS": "300"}
 
 
-@dataclass(frozen=True, slots=True)
-class CappedRun:
+class CappedRun(Struct, frozen=True):
     """One run: its cap in dollars or seconds, and what came of it."""
 
     kind: str

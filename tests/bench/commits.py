@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import asyncpg
+from msgspec import Struct
 
 _WAL_HEADER = struct.Struct(">IIII8sII")
 """Magic number, format, page size, checkpoint number, salts, two checksums; `sqlite.org/fileformat2.html`, 4.1."""
@@ -26,8 +26,7 @@ class WalRestartError(RuntimeError):
     """The write-ahead log began anew between two readings, so that they cannot be compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCount:
+class CommitCount(Struct, frozen=True):
     """A count of commits. Only readings of the same `generation` can be compared."""
 
     generation: bytes

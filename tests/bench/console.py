@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import asyncpg
 import httpx
 import psutil
+from msgspec import Struct
 
 from tests.browser.distributed import Service, serving
 from tests.harness import servers
@@ -41,8 +41,7 @@ COPIED = ("runs", "events", "tags", "disclosures", "feedback")
 """The tables of which a run's rows are copied."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """Durations of one kind, in milliseconds."""
 
     name: str

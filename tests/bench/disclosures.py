@@ -13,11 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import httpx
+from msgspec.structs import replace
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime

@@ -19,8 +19,8 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from app.audit.log.findings import Verification

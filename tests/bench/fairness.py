@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from app.process.wiring import Runtime
 from tests.harness import servers

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+
+from msgspec import Struct
 
 from . import scenarios
 from .scenarios import Effort, ScenarioError
@@ -20,8 +21,7 @@ from .table import Row
 SETUPS = ("embedded", "postgres", "distributed", "saturated")
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """One tree under measurement: its processes, and servers of its own for the seams that are measured by themselves.
 
     `redis` and `journal` are URLs; they are empty in set-ups that do not measure that seam.
@@ -33,8 +33,7 @@ class Subject:
     journal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One row of the table. `measure` takes one round of it; what can be measured `once` has one round, not warmed."""
 
     what: str

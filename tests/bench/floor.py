@@ -24,10 +24,10 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import asyncpg
 import redis.asyncio as redis
+from msgspec import Struct
 
 from tests.harness import servers
 
@@ -47,8 +47,7 @@ ROW = b"x" * 1_600
 PATIENCE_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """One budget: a figure of the bench, and what a run of it waits for, one after the other."""
 
     figure: str

@@ -23,10 +23,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, dataclass, replace
 from statistics import mean, median
 from typing import Any
 from unittest import mock
+
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
@@ -89,8 +91,7 @@ class Transactions:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """The part of one process in one kind: its number and name, its engines, and the runs of each at the same time."""
 
     url: str
@@ -102,8 +103,7 @@ class Part:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Calls a second, the median seconds until an entry is committed, the mean entries of a transaction, and its mean
     seconds with rows of budgets locked."""
 

@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec import Struct
 from redis.asyncio import Redis
 
 from app.core.pool.rates import RateLimits, RateRequest
@@ -35,8 +35,7 @@ return redis.call('ZCARD', KEYS[1])
 Count = Callable[[str], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCost:
+class RequestCost(Struct, frozen=True):
     """The cost of requests: milliseconds each, requests per second, and CPU of this process for each."""
 
     median: float

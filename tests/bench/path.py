@@ -24,9 +24,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from tests.harness import servers
 
@@ -45,8 +46,7 @@ STARTING = 90.0
 """Seconds within which a request is answered; a traced process imports several times slower than an untraced one."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnteredCode:
+class EnteredCode(Struct, frozen=True):
     """The files and functions that one request entered, in both processes together."""
 
     files: Counter[str]
@@ -73,8 +73,7 @@ def merge_counts(counts: Sequence[dict[str, Any]]) -> EnteredCode:
     return EnteredCode(files, frozenset(functions), frames)
 
 
-@dataclass(frozen=True, slots=True)
-class TracedProcesses:
+class TracedProcesses(Struct, frozen=True):
     """Both processes."""
 
     port: int

@@ -21,12 +21,12 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+from msgspec import Struct
 
 from app.core.pool.catalog import MILLION
 from app.lab.calibration_tasks import FORM
@@ -40,8 +40,7 @@ AT_ONCE = 24
 COST_SHARE, TIME_SHARE, WANTED = 0.25, 0.30, 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewComparison:
+class PreviewComparison(Struct, frozen=True):
     """One run: the medians and ranges of its estimate, and what it did. Dollars and seconds."""
 
     tier: str

@@ -10,11 +10,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
 from tests.harness.servers import free_port
 
@@ -28,8 +28,7 @@ class DidNotStart(RuntimeError):
     """The process ended or never listened; the message has the end of its log."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningProcess:
+class RunningProcess(Struct, frozen=True):
     """A started process."""
 
     pid: int

@@ -20,12 +20,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+from msgspec import Struct
 
 from app.core.rating.comparison import Recipient, RunFigures, figures
 from app.process.wiring import Runtime
@@ -71,8 +71,7 @@ TOOL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayMeasurement:
+class ReplayMeasurement(Struct, frozen=True):
     """A run and its replay."""
 
     tier: str

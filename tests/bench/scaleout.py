@@ -20,10 +20,11 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import asyncpg
 import psutil
+from msgspec import Struct
 
 from tests.harness import servers
 from tests.simulation.fleet import WINDOW_SECONDS, Demand, demand
@@ -42,8 +43,7 @@ CONNECTIONS = 64
 ROLES = ("gateway", "dispatcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """The measured cost of one run: milliseconds of CPU time in each part, and bytes of write-ahead log."""
 
     database_ms: float
@@ -52,8 +52,7 @@ class Cost:
     log_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A fleet: what it carries, and what it asks of the database. `cores` are the busy cores of the database."""
 
     engines: int

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from . import commits
 from .held import hold_streams
@@ -42,8 +44,7 @@ class ScenarioError(RuntimeError):
     """The target answered with errors, so that there is no figure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Struct, frozen=True):
     """The length of a measurement: seconds per round, and rounds."""
 
     seconds: float = 5.0

@@ -21,11 +21,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from app.core.run.events import Kind

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 import psutil
+from msgspec import Struct
 from redis import Redis
 
 from tests.harness import servers
@@ -64,8 +65,7 @@ class Watch:
         return statistics.linear_regression([at for at, _ in rows], [size for _, size in rows]).slope * 60
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """The processes that run, and the addresses of their outbox and queue."""
 
     target: Target

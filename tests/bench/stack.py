@@ -18,7 +18,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, Literal, TypeVar
 
@@ -29,6 +28,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict
 
 from app.network.http_client import async_client
@@ -50,8 +50,7 @@ COLUMNS = {"runs": 34, "events": 5, "disclosures": 23, "contents": 3, "tags": 3,
 """The tables, with the columns that Baton writes of each. The first two are the run and a key within it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """Rows of one kind in a commit: their table, how many values each has, and what is done with it."""
 
     table: str
@@ -72,8 +71,7 @@ WRITES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """One commit as Baton writes it: its rows besides those of the run and its steps, and the message that follows."""
 
     events: int

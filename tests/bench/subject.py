@@ -11,9 +11,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from tests.harness.servers import free_port
 
@@ -49,8 +50,7 @@ FAN = 4
 """Steps of `fan_out` that are ready together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """A checkout of Baton with its own interpreter. Its processes run in its folder, so that its `app` is imported."""
 
     root: Path = ROOT
@@ -71,8 +71,7 @@ class Tree:
         return {"PYTHONPATH": str(self.root)}
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """Something that answers chat completions: Baton, the bare reference, or the upstream itself."""
 
     name: str

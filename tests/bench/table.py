@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 TOLERANCE = 0.10
 """Share by which a figure may be worse than that of the other tree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One figure and its budget (None: for information). `measured` is the median of `rounds`; None: not measured, and
     `note` gives the reason."""
 
@@ -44,8 +44,7 @@ class Row:
         return (self.what, budget, self.shown, self.verdict, self.note)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """One figure of this tree and of another one, measured in alternating rounds."""
 
     this: Row

@@ -20,13 +20,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.conductor import cards
 from app.core.rating.calibration import Trial
@@ -50,8 +51,7 @@ CONDUCTED = "conducted"
 COMPARED = ("mixture of agents", "planner-executor-checker")
 
 
-@dataclass(frozen=True, slots=True)
-class ServedTask:
+class ServedTask(Struct, frozen=True):
     """One task through the service: the plan that was carried out, and what came of it."""
 
     order: tuple[int, ...]

@@ -4,11 +4,11 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+from msgspec import Struct
 from sqlalchemy.engine import make_url
 
 from app.store.sqlkit.migrate import migrate
@@ -19,8 +19,7 @@ from tests.integration.installation import execute, launch, pool, settings
 from tests.stubs.control import StubControl, stub_process
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """The running service; `caller` is the official client of its API."""
 
     stub: StubControl

@@ -7,9 +7,11 @@ the light and in the dark theme and at the width of a phone, and stored in `depl
 import base64
 import shutil
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.browser.conftest import chromium, sign_in
 from tests.browser.distributed import Service, serving
@@ -36,8 +38,7 @@ ANSWER: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """One picture: the file's name, the page, and how it is looked at. `to` is scrolled to the top."""
 
     name: str

@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from tests.browser.conftest import KEY, PLAIN_HOST, sign_in

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.store.protocol import USER_TAG
 from app.store.sql import open_store

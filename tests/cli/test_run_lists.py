@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from app.cli import storage

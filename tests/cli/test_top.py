@@ -1,12 +1,12 @@
 """`baton top`: the overview of the configured database in the terminal."""
 
 import time
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from app.cli.commands import parse

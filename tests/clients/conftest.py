@@ -4,10 +4,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 from openai import AsyncOpenAI, OpenAI
 
 from app.gateway.http.api_keys import mint
@@ -30,8 +30,7 @@ limits = { attempts = 1, seconds = 10 }
 CLIENTS = ("python", "python-async", "node")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """The URL of the service, and a key to it."""
 
     url: str

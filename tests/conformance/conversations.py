@@ -1,6 +1,6 @@
 """Conversations as the tests of the store write them: each turn is a run, whose task has all turns before it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
 from app.core.records import content_ref

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount
 from app.core.run.events import Kind

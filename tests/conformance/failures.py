@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Piece
 from app.core.pool.catalog import ProviderSpec

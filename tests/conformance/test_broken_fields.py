@@ -3,10 +3,10 @@ out where nothing depends on them. No reply may break its reader, whose bug it w
 
 import asyncio
 import json
-from dataclasses import replace
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import End, Message, Piece, Text, TextDelta, ToolCall, ToolDelta
 from app.errors import WorkerMalformed

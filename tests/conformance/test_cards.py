@@ -1,6 +1,6 @@
 """The prompt of cards: what of a brief it tells, and that a calibration is what it shows."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from app.conductor import cards
 from app.conductor.protocol import Brief

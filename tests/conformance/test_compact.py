@@ -1,9 +1,9 @@
 """The compact prompt: what of a brief it tells, that nobody can forge a card in it, and that the service speaks it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor import compact
 from app.conductor.protocol import Brief

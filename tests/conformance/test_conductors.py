@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.fixed import SHAPES, FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor

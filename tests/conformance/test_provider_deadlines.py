@@ -1,11 +1,11 @@
 """The provider seam in time (F-23): deadlines, cancellation, and who may see the key."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import ProviderSpec
 from app.errors import (

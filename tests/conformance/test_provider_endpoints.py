@@ -1,11 +1,11 @@
 """Several endpoints of one provider: the least loaded first, those that fail skipped, and the journal says which."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.cli.runs.run_words import attempt
 from app.core.pool.catalog import EndpointSpec, ProviderSpec

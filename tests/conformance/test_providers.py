@@ -4,13 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, TextDelta, Usage
 from app.core.pool.catalog import ProviderSpec

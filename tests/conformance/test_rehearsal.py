@@ -6,7 +6,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from ipaddress import IPv4Address, IPv6Address
@@ -15,6 +14,7 @@ from typing import Any, get_args
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.model import WorkerProbabilities
 from app.conductor.prompt import messages as prompt

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind

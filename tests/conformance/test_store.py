@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount
 from app.core.records import content_ref

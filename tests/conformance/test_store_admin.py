@@ -1,10 +1,10 @@
 """The promise of the store seam about tenants and the log of changes; both databases."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from app.core.pool.budgets import Budget

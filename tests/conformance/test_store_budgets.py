@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import asyncpg
 import orjson
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import insert, select
 
 from app.core.message.chat import Usage

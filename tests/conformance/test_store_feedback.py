@@ -1,9 +1,9 @@
 """Every promise of the store seam about ratings; both databases."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.rating.evidence import PolicyState
 from app.core.rating.feedback import Feedback
@@ -100,7 +100,11 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     await store.append(admission_entry("run"))
     await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
     await store.append(admission_entry("erased"))
-    ratings = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
+    ratings = [
+        GOOD,
+        replace(GOOD, id="fb_2", source="other", at=6.0),
+        replace(GOOD, id="fb_3", run="erased"),
+    ]
     for rating in ratings:
         await store.rate(rating)
     rated_runs = await store.find_rated_runs(

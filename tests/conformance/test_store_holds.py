@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 

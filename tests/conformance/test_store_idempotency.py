@@ -1,8 +1,7 @@
 """Every promise of the store seam about requests that are carried out once, and about who may write; both databases."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.events import Kind
 from app.core.run.kinds import WITHOUT_LEASE

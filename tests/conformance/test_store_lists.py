@@ -1,7 +1,6 @@
 """Every promise of the store seam about lists of runs and figures of a period; both databases."""
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from sqlalchemy import insert
 
 from app.core.rating.feedback import Feedback

@@ -1,9 +1,9 @@
 """Every promise of the store seam about notices: written with the end that they tell, taken by one; both databases."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.events import TERMINAL, Kind
 from app.core.run.notices import KEPT_FAILED_SECONDS, FailedNotice, Notice

@@ -4,12 +4,12 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import orjson
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 from sqlalchemy.engine import make_url
 

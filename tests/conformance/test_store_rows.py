@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
@@ -523,7 +523,11 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
         expires_at=9.5,
         all_tenants=True,
     )
-    assert [await store.add_key(key) for key in (old, full, replace(full, tenant="thief"))] == [True, True, False]
+    assert [await store.add_key(key) for key in (old, full, replace(full, tenant="thief"))] == [
+        True,
+        True,
+        False,
+    ]
     assert await store.keys() == (full, old)
     assert await store.key("new") == full
     assert await store.key("none") is None

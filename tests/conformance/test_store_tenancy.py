@@ -1,8 +1,7 @@
 """Every promise of the store seam to callers of one tenant about their writes; both databases."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind

@@ -1,6 +1,6 @@
 """Every promise of the store seam about trials; both databases."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from app.core.rating.calibration import Trial
 from app.store.protocol import Store
@@ -10,7 +10,11 @@ ONE = Trial("luna", "m", "calibration-1", "sum-0-0", "numbers", "sum", 0, "What 
 
 async def test_trials_are_kept_as_they_are_in_the_order_of_their_time(store: Store) -> None:
     assert await store.trials() == ()
-    others = [replace(ONE, worker="sol", at=4.0), replace(ONE, model="n", at=6.0), replace(ONE, task="sum-0-1", at=7.0)]
+    others = [
+        replace(ONE, worker="sol", at=4.0),
+        replace(ONE, model="n", at=6.0),
+        replace(ONE, task="sum-0-1", at=7.0),
+    ]
     for other in (ONE, *others):
         await store.note_trial(other)
     assert await store.trials() == (others[0], ONE, *others[1:])

@@ -1,12 +1,12 @@
 """Everything that is committed is sealed once, and is proven by the checkpoint, on SQLite and on Postgres."""
 
 import asyncio
-from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, insert, select, text
 
 from app.core.rating.feedback import Feedback

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.core.message.chat import ChosenToken, End, Message, Piece, Sampling, Text, TextDelta
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker

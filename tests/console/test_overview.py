@@ -5,12 +5,12 @@ import html
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.console.api import Api, Session
 from app.console.app import Console

@@ -10,8 +10,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker, attributes
 from app.core.pool.policy import exclusion, permits

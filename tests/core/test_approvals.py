@@ -1,9 +1,9 @@
 """Some plans need an approval; the run waits for it, and goes on as the approver has decided."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import ApprovalRule, ApprovalTerms, Catalog, ConductorSpec, Limits, Tier, Worker
@@ -91,7 +91,10 @@ def test_while_it_waits_only_a_decision_a_wish_or_time_move_it() -> None:
 def test_what_is_not_approved_in_time_may_be_replaced_by_what_needs_no_approval() -> None:
     falls_back = ApprovalTerms(workers=("ada",), on_expiry="fallback-plan")
     assert decide(waiting(falls_back), LATE) == (DropPlan(0),)
-    for terms in (replace(falls_back, reasons=("tier",)), replace(falls_back, workers=("ada", "bob", "cyd"))):
+    for terms in (
+        replace(falls_back, reasons=("tier",)),
+        replace(falls_back, workers=("ada", "bob", "cyd")),
+    ):
         (end,) = decide(waiting(terms), LATE)
         assert isinstance(end, Finish), "nothing of it needs no approval"
     state = waiting(falls_back)

@@ -1,8 +1,7 @@
 """Model ids of arms: what each one means, and that none means more than its tier may."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.arms import list_arm_ids, steps_needed, tier_for, tier_of
 from app.core.pool.catalog import Catalog, ConductorSpec, Evaluation, Limits, Tier, Worker

@@ -1,9 +1,9 @@
 """All pairs of a state and an event: every arrow that `journal.py` draws happens, and no other."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access, Step
@@ -229,7 +229,10 @@ def test_no_step_begins_whose_plan_is_not_approved() -> None:
 
 def test_a_decision_is_about_what_was_asked() -> None:
     waiting = require_approval("awaiting_approval")
-    for altered in (replace(DRAFTS[Kind.APPROVED], digest="other"), replace(DRAFTS[Kind.APPROVED], proposal=1)):
+    for altered in (
+        replace(DRAFTS[Kind.APPROVED], digest="other"),
+        replace(DRAFTS[Kind.APPROVED], proposal=1),
+    ):
         assert after(waiting, altered) is None
     refused = after(waiting, DRAFTS[Kind.REFUSED])
     assert refused is not None

@@ -1,10 +1,9 @@
 """The breaker of a worker: what ejects it, for how long, who may probe it, and what the retry budget lets through."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.pool import breaker
 from app.core.pool.breaker import (

@@ -1,8 +1,7 @@
 """Calibration: intervals that hold for few trials, trials of a worker as it is now, and cards that tell of them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import CalibrationResult, Card, Catalog, Worker
 from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot

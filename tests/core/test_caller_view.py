@@ -1,8 +1,7 @@
 """Event numbers: what they stand for, and from where a stream can go on."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.run import caller_view, drafts
 from app.core.run.caller_view import ATTEMPT, DONE, Position

@@ -1,11 +1,11 @@
 """The deadlines of a worker's calls: those of the pool file, cut to the time that the run has left."""
 
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from app.core.pool.catalog import Deadlines
 from app.errors import ConfigInvalid

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.templates import arm_named, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker

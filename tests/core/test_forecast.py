@@ -1,8 +1,7 @@
 """Forecasts of plans from the steps of past runs, and from prices where there are none."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Limits, Price, Worker
 from app.core.rating.economics import JournaledRun

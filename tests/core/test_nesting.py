@@ -1,8 +1,7 @@
 """Workflows inside steps, as a journal folds: when one is opened, how many steps it may have, what it comes to."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits

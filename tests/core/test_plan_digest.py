@@ -1,8 +1,7 @@
 """The canonical form of a plan and its digest: other plans have other digests, the same plan always has the same."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.digest import plan_digest, plan_form
 from app.core.plan.workflow import Access, Step

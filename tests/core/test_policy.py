@@ -1,9 +1,9 @@
 """The workers that may work on a task: every exclusion has a reason, and the pool's order is kept."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Image, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Tier, Worker

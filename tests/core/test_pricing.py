@@ -1,9 +1,8 @@
 """The least price of a plan, the worker that answers alone, and the share of one step."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.plan.pricing import best_alone, every_plan_fits, least_price, plan_price, question_tokens

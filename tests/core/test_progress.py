@@ -1,12 +1,12 @@
 """A run is the fold of its journal: random legal histories, and each decision on its own."""
 
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import Access, Step, topology
@@ -365,7 +365,11 @@ def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so
 
 
 def test_what_was_not_asked_for_the_answer_or_failed_otherwise_does_not_stand_in() -> None:
-    for step in (seeing(), Step("bob", "Plan it. Do not give the final answer."), replace(WHOLE, access=Access(False))):
+    for step in (
+        seeing(),
+        Step("bob", "Plan it. Do not give the final answer."),
+        replace(WHOLE, access=Access(False)),
+    ):
         lost = [*plan_facts(step, seeing(0)), *answer_step(0), *queue_steps(1), step_failed(1, OVER)]
         assert decide(state_of(*lost), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
     failing = [*plan_facts(WHOLE, seeing(0)), *answer_step(0), *queue_steps(1), step_failed(1)]

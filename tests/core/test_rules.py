@@ -1,9 +1,9 @@
 """Rules of the pool file: decisions, and proofs about a change, against an evaluator that shares no code."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import ConductorSpec, ShadowSpec
 from app.core.pool.policy import exclusion

@@ -4,13 +4,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.templates import (
     ANSWERED,

@@ -1,8 +1,7 @@
 """The subjects that can serve a tier, and the tier while one of them serves it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import (

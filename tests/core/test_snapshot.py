@@ -1,10 +1,10 @@
 """Snapshots of pools: nothing is lost, equal pools have equal digests, and other versions' fields do no harm."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Catalog, Price
 from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot

@@ -1,9 +1,9 @@
 """The part of a tenant's ratings in the posterior that all tenants share, and its use by other tenants."""
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.protocol import Brief, RequestEmbedding
 from app.conductor.selector import Selector

@@ -1,9 +1,9 @@
 """A run that calls the caller's tools: when it waits, what its turns cost, and which results it goes on with."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Text, Usage, mint_call_id, sum_usages
 from app.core.plan.workflow import Access, Step

@@ -1,10 +1,10 @@
 """The graph, the timeline and the state of a run at every instant of runs that were played by chance."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access

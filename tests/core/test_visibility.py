@@ -1,11 +1,11 @@
 """A step sees exactly what its access list grants, byte for byte the same every time."""
 
 import re
-from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.message.chat import Image, Message, Task, Text, ToolCall
 from app.core.plan.workflow import Access

@@ -1,8 +1,7 @@
 """The parts of an answer that each caller receives, in order: with lost attempts, slow and distant readers."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.caller_view import ATTEMPT, DONE, Position, bill
 from app.core.run.state import RunState

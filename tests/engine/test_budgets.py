@@ -2,16 +2,15 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.budgets import Budget
-from app.core.records import copy_with
 from app.core.run.events import Kind
 from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.api_keys import mint
@@ -95,7 +94,7 @@ async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(runtime:
     for budget in (search, ann):
         await runtime.context.store.set_budget(budget)
     task_of_ann = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
-    for task in (task_of_ann, copy_with(task_of_ann, metadata={}), copy_with(task_of_ann, user="bob")):
+    for task in (task_of_ann, replace(task_of_ann, metadata={}), replace(task_of_ann, user="bob")):
         await finish(await runtime.runs.start(order(runtime, "baton-mini", task=task)))
     for budget, spent in ((search, 52), (ann, 26)):
         (use,) = await runtime.context.store.budget_use(budget.id, 10)

@@ -13,6 +13,7 @@ from typing import cast
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Message, Task, Text, ToolCall, ToolDelta, Usage, message_to_json
@@ -418,7 +419,7 @@ async def test_words_that_were_missed_are_asked_for_again() -> None:
     async with gateway() as here:
         requests: list[Live] = []
         follower = here.follow()
-        follower.state.turn.gateway = HOME  # type: ignore[misc]
+        follower.state = replace(follower.state, turn=replace(follower.state.turn, gateway=HOME))
         follower.engine = "heir"
         async with here.queue.subscribe("heir", requests.append):
             await here.receive(LOST_WORDS[0])

@@ -7,10 +7,11 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount
 from app.core.run.events import Kind, RunAdmitted

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Text
 from app.core.run.events import CallIntended, Kind, PlanRejected, PlanStep, StepDone, StepToolResults

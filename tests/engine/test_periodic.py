@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.engine import log_export, retention, sealer
 from app.engine.conductors import probe, ratings, versions, watch

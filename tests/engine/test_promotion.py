@@ -1,11 +1,11 @@
 """The conditions of a promotion: what they refuse, and how a version that breaches them is rolled back by itself."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import PromotionSpec
 from app.core.pool.conductor_versions import Change, versions_in_force

@@ -3,11 +3,11 @@ and what becomes of them when something fails or a driver dies in between. The a
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan.workflow import Access, Step

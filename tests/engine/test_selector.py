@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.cli.runs.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier

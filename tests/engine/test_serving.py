@@ -5,12 +5,12 @@ be those of the subject that had been put in force.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.conductor_versions import ChangeKind, versions_in_force
 from app.core.pool.policy import Overrides

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget, shadow_budget

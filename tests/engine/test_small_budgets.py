@@ -1,11 +1,11 @@
 """Runs whose budget is small: what they leave out, cut and replace instead of being refused."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget

@@ -4,10 +4,10 @@ pay for; one comes when the end has been asked for."""
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.events import Kind
 from app.engine.runs.driver import Driver

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Text, ToolCall, Usage, sum_usages
 from app.gateway.runs.cancel import wait_until_ended

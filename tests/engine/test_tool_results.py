@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Image, Message, Text, mint_call_id
 from app.engine.runs import tool_results
@@ -47,7 +47,10 @@ async def test_results_of_several_calls_come_together(stub: ProviderStub, runtim
 
 async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script(
-        "alpha", tool_call_reply(look_call("a")), replace(tool_call_reply(look_call("b")), header_delay=0.3), DONE
+        "alpha",
+        tool_call_reply(look_call("a")),
+        replace(tool_call_reply(look_call("b")), header_delay=0.3),
+        DONE,
     )
     conversation = Conversation(runtime)
     conversation.add_results(await conversation.take_turn(), "A")
@@ -83,7 +86,10 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
 
 async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script(
-        "alpha", tool_call_reply(look_call("a")), replace(tool_call_reply(look_call("b")), header_delay=0.3), DONE
+        "alpha",
+        tool_call_reply(look_call("a")),
+        replace(tool_call_reply(look_call("b")), header_delay=0.3),
+        DONE,
     )
     conversation, liar = Conversation(runtime), Conversation(runtime)
     first = await conversation.take_turn()

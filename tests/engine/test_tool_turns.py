@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Toolbox, run_of
 from app.core.run.events import Kind

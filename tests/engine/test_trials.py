@@ -1,11 +1,11 @@
 """Which runs count as evidence about a canary or a promotion, over rows and journals that a store might have."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import (
@@ -241,9 +241,17 @@ OTHER_MODEL = {"b": replace(POOL.workers["b"], model="b-2")}
     [
         pytest.param(POOL, True, id="the same"),
         pytest.param(replace(POOL, aliases={}, workers=POOL.workers | {"c": Worker("c", "p", "c")}), True, id="others"),
-        pytest.param(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, promotion=None)}), True, id="conditions"),
+        pytest.param(
+            replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, promotion=None)}),
+            True,
+            id="conditions",
+        ),
         pytest.param(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, pool=("a", "b"))}), False, id="tier"),
-        pytest.param(replace(POOL, tiers=POOL.tiers | {"next": replace(SUBJECT, pool=("a",))}), False, id="subject"),
+        pytest.param(
+            replace(POOL, tiers=POOL.tiers | {"next": replace(SUBJECT, pool=("a",))}),
+            False,
+            id="subject",
+        ),
         pytest.param(replace(POOL, workers=POOL.workers | OTHER_MODEL), False, id="worker of the subject"),
         pytest.param(replace(POOL, tiers={"own": OWN}), False, id="no subject"),
         pytest.param(None, False, id="not stored"),

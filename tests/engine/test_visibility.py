@@ -8,12 +8,13 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text
 from app.core.plan.workflow import Access

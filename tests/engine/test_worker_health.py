@@ -1,12 +1,12 @@
 """A process's view of its workers' health: choices, counters, log lines, and outcomes from other processes."""
 
 import logging
-from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage
 from app.core.pool.breaker import ENOUGH_SUCCESSES, FAILURES_IN_A_ROW, FREE_RETRIES, Place, Verdict
@@ -158,7 +158,11 @@ def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, t
     for name in NAMES:
         settle(health, name, "misconfigured")
     moved = {**SPECS, "far": replace(SPECS["far"], base_url="http://elsewhere")}
-    priced = {**WORKERS, "ada": replace(WORKERS["ada"], name="adele"), "bob": replace(WORKERS["bob"], model="bob-2")}
+    priced = {
+        **WORKERS,
+        "ada": replace(WORKERS["ada"], name="adele"),
+        "bob": replace(WORKERS["bob"], model="bob-2"),
+    }
     workers = {worker.name: worker for worker in priced.values()}
     health.use_catalog(replace(CATALOG, providers=moved, workers=workers))
     assert health.ejected_workers(list(workers.values())) == {"adele": "misconfigured"}, (

@@ -11,10 +11,10 @@ import asyncio
 import base64
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from app.core.records import content_ref
 from app.core.run.events import Event, Kind
@@ -23,8 +23,7 @@ from tests.harness.audited import violations_in
 from tests.harness.waiting import NotInTime, wait_until
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """One run: its row and its events."""
 
     row: Any

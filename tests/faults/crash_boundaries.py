@@ -17,8 +17,9 @@ A boundary inside an await is as exact as one process can make it: SIGKILL takes
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from app.core.message.chat import Piece
 from app.core.run.events import Kind
@@ -113,8 +114,7 @@ def _steps(tickets: Sequence[Ticket]) -> set[str]:
     return {f"step={ticket.step}" for ticket in tickets}
 
 
-@dataclass(frozen=True, slots=True)
-class CrashingProvider:
+class CrashingProvider(Struct, frozen=True):
     """A provider whose stream is full of boundaries."""
 
     provider: Provider

@@ -19,9 +19,11 @@ import re
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 FORM: Final = re.compile(r"(?P<how>(kill|stop|raise) )?(?P<at>[a-z.]+)(\[(?P<labels>[^]]*)\])?(:(?P<n>\d+))?")
 TAKEN: Final = ".taken"
@@ -31,8 +33,7 @@ class InjectedError(RuntimeError):
     """The error that an order to `raise` throws."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """One boundary, and what happens there."""
 
     at: str
@@ -109,18 +110,16 @@ def _end(order: Order) -> None:
     os.kill(os.getpid(), signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
 
 
-@dataclass(frozen=True, slots=True)
-class ObeyedOrder:
+class ObeyedOrder(Struct, frozen=True):
     """An order that was obeyed: by whom, and when (seconds since 1970)."""
 
     pid: int
     at: float
     boundary: str
-    labels: tuple[str, ...] = field(default=())
+    labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
+class Orders(Struct, frozen=True):
     """The test's side of the watched file."""
 
     path: Path

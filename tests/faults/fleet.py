@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from tests.faults.failed_journals import journals_kept_on_failure
 from tests.faults.mixed_load import Client, all_runs, script
 from tests.harness import servers
@@ -31,8 +33,7 @@ NEW_SETTINGS: Final = ("BATON_DRAIN_SECONDS",)
 """Settings that release 0.1.0 does not know, and so refuses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """The code of one release, in a folder of its own. None is the present one."""
 
     root: Path | None = None

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, Final
 
 import httpx
+from msgspec import Struct
 
 from tests.bench.tool_loop import read_streamed_calls
 from tests.harness.processes import KEY, user_message
@@ -45,8 +46,7 @@ class WrongAnswer(AssertionError):
     """A caller got what no caller may get."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """A streamed chat completion that came to its end, as its caller saw it."""
 
     text: str
@@ -70,8 +70,7 @@ class Stream:
         return Stream(text, name, numbers[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredRequest:
+class AnsweredRequest(Struct, frozen=True):
     """A request that was answered to its end, and all that is needed to send it again."""
 
     path: str

@@ -14,42 +14,37 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy.engine import make_url
 
 PIECE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """Forward everything at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """At most so many bytes per second in each direction of each connection."""
 
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(Struct, frozen=True):
     """Every piece arrives so many seconds later."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
+class Hole(Struct, frozen=True):
     """Take everything and deliver nothing; what was taken arrives if the line passes again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Break what is connected, and refuse every new connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """Reset a connection once it has carried so many bytes of answers, in the middle of whatever they are."""
 
     after: int

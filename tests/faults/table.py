@@ -6,19 +6,18 @@
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct
 
 HERE: Final = Path(__file__).parent
 README: Final = HERE / "README.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One injection point: the fault's family, what is broken where, what is expected, and the test of it."""
 
     family: str

@@ -5,11 +5,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import Struct
 
 from tests.faults.accounts import Account, account, settle
 from tests.faults.network_proxy import Hole, NetworkProxy, Refuse, Slow, run_proxy
@@ -68,8 +68,7 @@ def read_until(peer: socket.socket, word: bytes) -> bytes:
     return data_so_far
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(Struct, frozen=True):
     """The moment at which a caller leaves, and what its worker is doing then."""
 
     name: str

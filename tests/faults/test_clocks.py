@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
@@ -18,8 +18,7 @@ CALLERS = 10
 Record = Callable[[str, object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ClockFault:
+class ClockFault(Struct, frozen=True):
     """A process whose clock is wrong by some seconds, and by others after it has jumped."""
 
     who: str

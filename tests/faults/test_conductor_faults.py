@@ -6,10 +6,10 @@ Each case has a conductor and a tier of its own, because what a process has lear
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from app.core.run.events import Kind
 from tests.faults.accounts import account, accounts, settle
@@ -27,8 +27,7 @@ STEPS = 5
 Record = Callable[[str, object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Plight:
+class Plight(Struct, frozen=True):
     """The behaviour of a conductor whenever it is asked, and how often a run asks it."""
 
     name: str

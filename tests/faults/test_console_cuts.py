@@ -7,12 +7,13 @@ breaks it more often.
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.console.app import Console
 from app.console.following import REGIONS

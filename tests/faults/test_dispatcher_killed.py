@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
@@ -23,8 +23,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield new_scene
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(Struct, frozen=True):
     """The place at which it dies: the order for step `n` by `worker`, and the outcomes of the step's attempts."""
 
     name: str

@@ -4,11 +4,12 @@ while it is planned, answered and ended."""
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import httpx
 import openai
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
@@ -29,8 +30,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield new_scene
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """The moment at which the driver dies, and what the accounts show of it."""
 
     name: str

@@ -2,9 +2,9 @@
 killed around that entry, and in the call that it began with it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from tests.faults.accounts import account, settle
 from tests.faults.points import case
@@ -20,8 +20,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield new_scene
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(Struct, frozen=True):
     """The place at which it dies, the step that is done again, and how often that step's worker is called."""
 
     name: str

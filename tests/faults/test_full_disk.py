@@ -4,10 +4,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.records import content_ref
 from app.errors import StoreUnavailable

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
 import httpx
 import pytest
+from msgspec import Struct
 
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import Flood, flood
@@ -62,8 +62,7 @@ def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
     return lambda system: system.to_postgres.in_mode(mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(Struct, frozen=True):
     """A fault of Postgres and its seconds."""
 
     name: str

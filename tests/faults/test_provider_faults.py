@@ -4,10 +4,10 @@ Each case has two workers of its own, `bad` and `good`, because what a process h
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
@@ -38,8 +38,7 @@ Record = Callable[[str, object], None]
 WORDS = ("One ", "two ", "three ", "four.")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """The behaviour of the bad worker, and the outcomes of its attempts."""
 
     name: str

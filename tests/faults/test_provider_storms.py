@@ -6,9 +6,9 @@ Each case has workers and a tier of its own, because what a process has learnt o
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from app.core.pool.breaker import FREE_RETRIES, RETRY_SHARE
 from app.core.run.events import Kind
@@ -28,8 +28,7 @@ LABELS = {"baton": {"labels": ["phi"]}}
 Record = Callable[[str, object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Storm:
+class Storm(Struct, frozen=True):
     """A fault that a worker answers to everything, and whether another worker may take its place."""
 
     name: str

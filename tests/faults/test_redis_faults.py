@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import httpx
 import pytest
+from msgspec import Struct
 from redis import Redis
 
 from tests.faults.accounts import accounts, settle
@@ -97,8 +97,7 @@ def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
     return lambda system: system.to_redis.in_mode(mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(Struct, frozen=True):
     """A fault of Redis and its seconds."""
 
     name: str

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
+from msgspec import Struct
 
 from app.core.run.events import TERMINAL, Kind
 from app.engine.steps.execution import MOST_DELIVERIES
@@ -41,8 +41,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield new_scene
 
 
-@dataclass(frozen=True, slots=True)
-class Standstill:
+class Standstill(Struct, frozen=True):
     """The place at which a process stands still, and the outcomes of the third step's attempts."""
 
     name: str

@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import Struct
 
 from app.gateway.app import create_app
 from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 
 
-@dataclass(frozen=True, slots=True)
-class FuzzTarget:
+class FuzzTarget(Struct, frozen=True):
     """The application that is fuzzed, a key to it, and `send`, which posts a body to a path."""
 
     stand_in: GatewayStandIn

@@ -4,13 +4,13 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+from msgspec.structs import asdict, replace
 
 from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change

@@ -4,12 +4,12 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 from app.audit.log.findings import Finding

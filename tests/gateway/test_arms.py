@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.arms import tier_for
 from app.gateway.http.api_keys import mint

@@ -1,10 +1,10 @@
 """The audit routes: pages that lose and repeat nothing, filters, and what a worker saw."""
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount
 from app.store.protocol import RunRow

@@ -1,10 +1,10 @@
 """Real runs over the real wiring, asked for and explained by HTTP: the audit trail reads what the journal wrote."""
 
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, order, plan

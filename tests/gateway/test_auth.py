@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.errors import ConfigInvalid, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark

@@ -1,11 +1,11 @@
 """Tools of free text on `/v1/chat/completions`: workers see functions of one text, callers their own tools again."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, ToolCall, mint_call_id

@@ -1,11 +1,11 @@
 """Every kind of reply and event of `/v1/responses`, against the official types and the published description."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 

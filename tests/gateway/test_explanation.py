@@ -3,13 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.workflow import CONDUCTOR, Access
 from app.core.pool.catalog import Card, Price, Worker

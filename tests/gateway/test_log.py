@@ -3,11 +3,11 @@
 import asyncio
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.transparency.leaves import parse_leaf
 from app.core.transparency.merkle import includes, leaf_hash, range_root

@@ -1,9 +1,9 @@
 """The model list, and what probes and Prometheus read."""
 
 import json
-from dataclasses import replace
 
 from anthropic.types import ModelCapabilities, ModelInfo
+from msgspec.structs import replace
 from openai.types import Model
 
 from app.core.pool.catalog import Price

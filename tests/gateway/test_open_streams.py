@@ -1,10 +1,10 @@
 """Streams that stay open: they end with their key, and a key and a process have only so many."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.console.api import Api, ApiError, Session
 from app.gateway.runs import open_streams

@@ -3,11 +3,11 @@
 import json
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai.types import chat
 from openai.types.chat import chat_completion_custom_tool_param, chat_completion_message_custom_tool_call_param
 from openai.types.chat import completion_create_params as sdk

@@ -3,7 +3,6 @@
 import base64
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey
+from msgspec.structs import replace
 
 from app.errors import Forbidden, ServiceUnavailable
 from app.gateway.admin.people import SESSION, Access, Grant, People

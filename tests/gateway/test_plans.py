@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Task, mint_call_id
 from app.core.plan.digest import plan_digest

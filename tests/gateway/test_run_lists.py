@@ -1,13 +1,13 @@
 """Lists of runs: pages forwards and back, counts, details, and a page that is followed."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from app.console.api import Api, Session
 from app.core.run.events import Kind

@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
-from app.core.records import copy_with
 from app.gateway.http.admission import MOST_COUNTED_TOGETHER, Headers, RateLimiter
 from app.gateway.http.api_keys import mint
 from app.gateway.http.context import Rates
@@ -105,7 +104,7 @@ async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_o
     tmp_path: Path, stub: ProviderStub
 ) -> None:
     async with gateways(tmp_path, stub) as ((user, _), clients):
-        limited = copy_with(user.gateway, rates=Rates(user=RateLimits(rpm=1)))
+        limited = replace(user.gateway, rates=Rates(user=RateLimits(rpm=1)))
         transport = httpx.ASGITransport(lent_app(limited), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
             user_fields = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
@@ -133,7 +132,7 @@ async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
 ) -> None:
     async with gateways(tmp_path, stub) as ((first, _), _):
         store = Held(first.gateway.store)
-        limiter = RateLimiter(copy_with(first.gateway, store=store))
+        limiter = RateLimiter(replace(first.gateway, store=store))
         rate_request = RateRequest((("key:k", RateLimits(rpm=900)),))
         headers: Headers = []
         counts = [asyncio.create_task(limiter.count(rate_request, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
@@ -153,7 +152,7 @@ async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_fi
     async with gateways(tmp_path, stub, rpm=9) as ((first, second), clients):
         ticks = second.gateway.tick()
         headers = dict(clients[1].headers)
-        late = copy_with(second.gateway, tick=lambda: ticks)
+        late = replace(second.gateway, tick=lambda: ticks)
         transport = httpx.ASGITransport(lent_app(late), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
             assert (await client.get("/v1/models")).status_code == 200

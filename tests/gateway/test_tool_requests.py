@@ -1,10 +1,10 @@
 """Tools over the chat wire format: what a request comes to, and how tool calls are written in both kinds of replies."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai import AsyncOpenAI
 
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta, mint_call_id

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from app.core.pool.catalog import ConductorSpec, Limits, Tier
 from app.core.roles import ROLES

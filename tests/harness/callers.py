@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import orjson
+from msgspec.structs import replace
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime

@@ -31,12 +31,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 READ_LATE: Final = re.compile(r"BATON_\w+|STUB_KEY|OTEL_(BSP|EXPORTER_OTLP)_\w+")
@@ -59,8 +62,7 @@ PRELOADED: Final = (
 LONGEST_POLL_SECONDS: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """One process to start: `python -m WORDS` in a folder. Both files exist already and are appended to."""
 
     words: Sequence[str]
@@ -249,8 +251,7 @@ class Fork:
 # From here on: inside the fork server and its forks.
 
 
-@dataclass(frozen=True, slots=True)
-class ForkArguments:
+class ForkArguments(Struct, frozen=True):
     """Everything that a fork needs to become the requested process."""
 
     launch: Launch

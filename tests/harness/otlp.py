@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
 
+from msgspec import Struct
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -15,8 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 KINDS = {Span.SPAN_KIND_INTERNAL: "INTERNAL", Span.SPAN_KIND_SERVER: "SERVER", Span.SPAN_KIND_CLIENT: "CLIENT"}
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedSpan:
+class ExportedSpan(Struct, frozen=True):
     """One span as a collector reads it; `process` is the `service.instance.id` of its process."""
 
     name: str

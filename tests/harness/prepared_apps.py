@@ -8,10 +8,11 @@ test gets all of that anew.
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import force_setattr, replace
 
 from app.gateway import app as gateway_app
 from app.gateway.http.admission import Admission
@@ -42,17 +43,17 @@ class PreparedApp:
 
     def serve(self, context: GatewayContext) -> None:
         """Begin as a new application over that context would."""
-        for field in fields(GatewayContext):
-            setattr(self.context, field.name, getattr(context, field.name))
-        self.bounds.pending = context.bounds.pending  # type: ignore[misc]
+        for name in GatewayContext.__struct_fields__:
+            force_setattr(self.context, name, getattr(context, name))
+        force_setattr(self.bounds, "pending", context.bounds.pending)
         self.forget()
 
     def leave(self) -> None:
         """Let everything of the test be freed, and be free for another one."""
         self.forget()
-        for field in fields(GatewayContext):
-            setattr(self.context, field.name, None)
-        FREE[self.bounds, self.origins].append(self)
+        for name in GatewayContext.__struct_fields__:
+            force_setattr(self.context, name, None)
+        FREE[made_with(self.bounds, self.origins)].append(self)
 
     def forget(self) -> None:
         """Forget all keys, counters and histories."""
@@ -84,8 +85,14 @@ def take_back() -> None:
         LENT.pop().leave()
 
 
+def made_with(bounds: Bounds, origins: frozenset[str]) -> Hashable:
+    """That part of the context which the routes of an application are made with: the counter is no part of it."""
+    figures = [getattr(bounds, name) for name in Bounds.__struct_fields__ if name != "pending"]
+    return (*figures, origins)
+
+
 def _serving(context: GatewayContext) -> PreparedApp:
-    free = FREE[context.bounds, context.origins]
+    free = FREE[made_with(context.bounds, context.origins)]
     prepared = free.pop() if free else _prepare(context)
     prepared.serve(context)
     return prepared

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
+from msgspec import Struct
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.harness.fork_server import Child, Launch, start
@@ -188,8 +189,7 @@ def run_command(
         return subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The official client, and a plain HTTP client for the audit routes, which it does not know."""
 
     client: OpenAI

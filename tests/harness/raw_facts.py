@@ -17,16 +17,13 @@ def fact_from_json(kind: Kind, body: Mapping[str, Any]) -> Fact:
     return fact
 
 
-class Raw(Fact):
+class Raw(Fact, frozen=True):
     """A fact of any kind with any body."""
 
-    __slots__ = ("_body", "kind")
-
-    def __init__(self, kind: Kind, body: Mapping[str, Any]) -> None:
-        self.kind = kind  # type: ignore[misc]
-        self._body = body
+    kind: Kind  # type: ignore[misc]
+    made_up_body: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """Return the body as JSON brings it back. Raises TypeError for a body that is not JSON."""
-        body: dict[str, Any] = orjson.loads(orjson.dumps(self._body))
+        body: dict[str, Any] = orjson.loads(orjson.dumps(self.made_up_body))
         return body

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from msgspec.structs import asdict, replace
 
 from app.core.message.chat import Message, Task, Text, Usage, task_to_json
 from app.core.pool.catalog import Amount, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
@@ -152,7 +152,15 @@ def _execution_facts(n: int, usage: Usage, chars: int) -> list[Fact]:
     call, access = f"call_{n}", ["user", 0] if n else ["user"]
     intended = {"call": call, "n": n, "attempt": 1, "worker": "alpha", "provider": "stub", "model": "alpha"}
     intended |= {"access": access, "request": "00", "bytes": 9, "max_tokens": 9, "usd_held": 99, "tokens_held": 9}
-    finished = {"call": call, "n": n, "outcome": "ok", "usage": asdict(usage), "usd": 50, "seconds": 0.25, "first": 0.1}
+    finished = {
+        "call": call,
+        "n": n,
+        "outcome": "ok",
+        "usage": asdict(usage),
+        "usd": 50,
+        "seconds": 0.25,
+        "first": 0.1,
+    }
     done = {"n": n, "output": f"output{n}", "chars": chars, "finish": "stop", "call": call}
     return [
         fact_from_json(Kind.STEP_QUEUED, {"n": n}),

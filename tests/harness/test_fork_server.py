@@ -5,12 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from tests.harness.fork_server import ForkServer, Launch, TemplateInterpreter, may_fork, read_early
 from tests.harness.processes import Process, environment

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
+from msgspec import Struct
 
 from tests.harness.processes import KEY, Process, environment, running_process
 from tests.harness.waiting import wait_until
@@ -63,8 +63,7 @@ limits = {{ seconds = {run_seconds} }}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
+class Installation(Struct, frozen=True):
     """The service and its surroundings."""
 
     stub: StubControl

@@ -21,13 +21,14 @@ It prints figures for `deploy/docs/learning.md`.
 
 import argparse
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import mean
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from app.core.plan.templates import Arm
 from app.core.rating import posterior as posteriors

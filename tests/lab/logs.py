@@ -18,6 +18,8 @@ from statistics import mean, stdev
 from typing import Any
 from zlib import crc32
 
+from msgspec import Struct
+
 from app.core.rating.intervals import NORMAL_QUANTILE, half_width
 from app.lab import offpolicy
 from app.lab.offpolicy import Estimate, Log, LoggedOutcome, Model, Policy, Report
@@ -139,8 +141,7 @@ def mix_policies(*parts: tuple[float, Choose]) -> Choose:
     return choose
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(Struct, frozen=True):
     """The policy of the log, and those that are judged from it."""
 
     policy: Choose

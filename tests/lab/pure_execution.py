@@ -4,9 +4,11 @@ With `again` there is a second round: from the first answer it names the steps o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text, Usage
 from app.core.plan.workflow import Access, Step, Workflow

@@ -19,13 +19,14 @@ reward that the arms regain which are best at the mean, for `deploy/docs/learnin
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from statistics import mean
 from typing import TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.lab.outcome import bill, right

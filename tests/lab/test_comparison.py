@@ -1,9 +1,9 @@
 """From a run's journal to a row, and from rows to the table: nothing is dropped, nothing is mixed."""
 
-from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from app.lab.comparison import LAMBDAS, table
 from app.lab.measurements import Measure, figures, incompatibilities, of_json

@@ -1,11 +1,11 @@
 """Baselines and the comparison: each arm does what its name says, nothing passes the optimum, intervals mean what they
 say."""
 
-from dataclasses import replace
 from itertools import combinations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.lab import search
 from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, search_arms

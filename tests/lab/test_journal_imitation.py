@@ -3,11 +3,11 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
@@ -91,7 +91,10 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
         (rollout(problem(), PLAN, None), "nobody has rated it"),
         (rollout(problem(phrasing=4), PLAN, 1.0), "its task is kept for examinations"),
         (rollout(problem(family=2), PLAN, 1.0), "its task is kept for examinations"),
-        (rollout(replace(problem(), text="Why is the sky blue?"), PLAN, 1.0), "its task is none of the world's"),
+        (
+            rollout(replace(problem(), text="Why is the sky blue?"), PLAN, 1.0),
+            "its task is none of the world's",
+        ),
         (rollout(problem(), PLAN, 1.0, workers=("a", "b")), "its pool has workers that are not of the world"),
         (rollout(problem(), PLAN, 1.0, workers=tuple(profiles())), "its pool has more than 6 workers"),
         (rollout(problem(), PLAN, 1.0, completion="{}"), "its plan is none that the small conductor can write"),

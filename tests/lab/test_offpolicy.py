@@ -4,10 +4,10 @@ right where one of the two things they rest on is wrong, and that they refuse wh
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.lab.offpolicy import CAP, LEAST, Log, LoggedOutcome, Policy, Report
 from tests.lab import logs

@@ -4,13 +4,13 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from app.cli.embedded import process
 from app.core.pool.catalog import Limits, Price

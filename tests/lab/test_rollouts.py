@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.cli.arguments import Arguments
 from app.cli.commands import parse

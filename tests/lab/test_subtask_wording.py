@@ -1,11 +1,11 @@
 """Plans in words: a worker goes by what its subtask says, the grammar is exact, and nothing passes the optimum."""
 
 import math
-from dataclasses import replace
 from functools import partial
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.plan.proposals import read_plan_text
 from app.lab import prompt, search, subtask_wording, teacher

@@ -7,12 +7,12 @@ import csv
 import json
 import math
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

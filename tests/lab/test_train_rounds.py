@@ -5,11 +5,11 @@ Needs torch, which is no dependency of Baton: `make learn` runs these before it 
 
 import json
 from argparse import Namespace
-from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import asdict, replace
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

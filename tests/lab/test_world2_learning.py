@@ -2,12 +2,12 @@
 
 import json
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting

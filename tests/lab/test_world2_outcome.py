@@ -1,10 +1,10 @@
 """World 2: the exact simulator and the executor agree on every shape and role, and there is nothing to exploit."""
 
 import math
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.constants import TRAITS, constants

@@ -1,10 +1,10 @@
 """The lessons of a conductor of words: the service's own prompt, plans as JSON, and no worker to recognise."""
 
 import json
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES

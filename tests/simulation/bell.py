@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket

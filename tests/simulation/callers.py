@@ -9,9 +9,11 @@ never.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits

@@ -6,7 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from app.core.run.kinds import ENDED, OUTCOMES
 from tests.simulation.faults import SITES
@@ -29,19 +31,18 @@ REQUIRED_ACTIONS = (
 OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at store.read", "freeze at store.read")
 
 
-@dataclass
-class Totals:
+class Totals(Struct):
     """The sums of the outcomes of many seeds."""
 
     seeds: int = 0
     calls: int = 0
     seconds: float = 0.0
-    failed: dict[int, list[str]] = field(default_factory=dict)
-    hits: Counter[str] = field(default_factory=Counter)
-    places: set[tuple[str, str]] = field(default_factory=set)
-    states: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    actions: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    hits: Counter[str] = msgspec.field(default_factory=Counter)
+    places: set[tuple[str, str]] = msgspec.field(default_factory=set)
+    states: Counter[str] = msgspec.field(default_factory=Counter)
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
+    actions: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, report: Report) -> None:
         """Count one more."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from app.core.records import copy_with
 from app.core.run import approvals as rules
 from app.core.run import progress
 from app.core.run.events import RunAwaitingApproval
@@ -55,7 +55,7 @@ def decide_without_a_fence(patch: Patch) -> None:
 
     def lax(run: Any, entry: Entry) -> None:
         if any(fact.kind in (Kind.APPROVED, Kind.REFUSED) for fact in entry.events):
-            entry = copy_with(entry, epoch=run.epoch, seq=None)
+            entry = replace(entry, epoch=run.epoch, seq=None)
         check(run, entry)
 
     patch.setattr(batch, "_check_order", lax)
@@ -115,7 +115,7 @@ def call_nobody_under_an_approval(patch: Patch) -> None:
     exclude = rules.exclude_unapproved
 
     def all_of_them(workers: Any, terms: Any, approval: Any, catalog: Any) -> Any:
-        return exclude(workers, terms, approval and copy_with(approval, workers={}), catalog)
+        return exclude(workers, terms, approval and replace(approval, workers={}), catalog)
 
     patch.setattr(rules, "exclude_unapproved", all_of_them)
 
@@ -141,6 +141,6 @@ def admit_under_the_limits_of_before(patch: Patch) -> None:
     in_force = client.admission.with_tier_in_force
 
     def with_old_limits(catalog: Any, order: Any) -> Any:
-        return copy_with(in_force(catalog, order), limits=order.limits)
+        return replace(in_force(catalog, order), limits=order.limits)
 
     patch.setattr(client.admission, "with_tier_in_force", with_old_limits)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 import app
 
 POINTS = (
@@ -135,8 +137,7 @@ PRODUCT = f"{Path(app.__file__).parent}/"
 BENEATH = (f"{PRODUCT}store/", f"{PRODUCT}stepqueue/")
 
 
-@dataclass(frozen=True, slots=True)
-class FaultRates:
+class FaultRates(Struct, frozen=True):
     """The faults of a world: `only` these sites at these rates, or, if None, what the seed says."""
 
     only: Mapping[str, float] | None = None

@@ -8,9 +8,10 @@ counted are the reads and the writing transactions that reach the database.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from app.core.message.chat import Message, Task, Text
@@ -38,8 +39,7 @@ LEASE_SECONDS = 4.0
 GRACE_SECONDS = 25.0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """The load of a fleet on its database in the window: reads, writing transactions, and ended runs."""
 
     reads: int

@@ -2,12 +2,11 @@
 back as an engine stops, and taken again as their caller comes back."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from app.core.records import copy_with
 from app.engine.commit import run_writer
 from app.engine.delivery.followers import Followers
 from app.engine.runs import client, registry, tool_results
@@ -85,7 +84,7 @@ def forget_the_caller(patch: Patch) -> None:
 
 def join_without_the_epoch(patch: Patch) -> None:
     """A step's end and what follows from it are committed by whoever executed the step, whoever drives the run."""
-    patch.setattr(run_writer, "copy_with", lambda record, **more: copy_with(record, **_without_epoch(more)))
+    patch.setattr(run_writer, "replace", lambda record, **more: replace(record, **_without_epoch(more)))
 
 
 def _without_epoch(more: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Those who run the service: the pool files that they have it read again, and the persons who decide on plans."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.pool.catalog import (
     ApprovalRule,
@@ -91,8 +93,7 @@ def catalogs_by_digest() -> Mapping[str, Catalog]:
 Verdict = Literal["approve", "refuse"]
 
 
-@dataclass
-class DecisionRequest:
+class DecisionRequest(Struct):
     """What somebody has said on a plan that waits, and what came of it. `digest` is what they mean to decide on."""
 
     run: str

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import httpx
+from msgspec import Struct
 
 from app.core.run.notices import APPROVAL_REQUESTED
 from tests.simulation.loop import EPOCH
@@ -23,8 +24,7 @@ DRIFT = 400.0
 """Seconds by which a sender's clock may be wrong in any world."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """One that came in, with its true signature. `taken`: the receiver has kept it, whether or not its sender knows."""
 
     id: str

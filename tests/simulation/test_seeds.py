@@ -6,12 +6,12 @@
 
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.kinds import ENDED, OUTCOMES
 from tests.harness.processes import Process, environment

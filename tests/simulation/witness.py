@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 TRIGGERS = """
 CREATE TABLE witness (n INTEGER PRIMARY KEY, what TEXT, run TEXT, seq INTEGER, kind TEXT, body BLOB, who TEXT);
@@ -67,8 +68,7 @@ MONEY = "held_usd, held_tokens, spent_usd, spent_tokens"
 DISPATCHERS_WORDS = frozenset({"call.intended", "call.finished", "step.done", "step.failed", "step.awaiting_tool"})
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One event as it was committed: by which process, and when in the world's time."""
 
     run: str

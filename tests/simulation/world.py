@@ -11,7 +11,8 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Catalog
 from app.engine.runs.admission import Order

@@ -5,17 +5,17 @@ plays seeds until a check objects, and the same seeds without the bug, where non
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, delete, update
 
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Amount, Deadlines
 from app.core.pool.rules import Reading
-from app.core.records import copy_with
 from app.core.run import drafts, notices, visibility
 from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Event, StepFailed
@@ -251,7 +251,7 @@ def use_an_attempt_number_again(patch: Patch) -> None:
 
     def first(self: Execution, *arguments: Any) -> Attempt:
         attempt = name_attempt(self, *arguments)
-        attempt._planned = copy_with(attempt._planned, number=1)
+        attempt._planned = replace(attempt._planned, number=1)
         return attempt
 
     patch.setattr(Execution, "_attempt", first)

@@ -6,11 +6,11 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, literal_column, select, text
 
 from app.errors import StoreUnavailable

@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 
 from app.__main__ import main

@@ -6,13 +6,14 @@ import gc
 import re
 import sqlite3
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from app.core.run.events import Kind
 from app.errors import LeaseLost, StoreUnavailable

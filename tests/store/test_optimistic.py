@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
 from app.core.pool.catalog import Amount

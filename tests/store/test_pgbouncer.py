@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from app.core.run.events import Kind

@@ -4,12 +4,12 @@ one tenant alone."""
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError

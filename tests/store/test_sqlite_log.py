@@ -4,11 +4,11 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, create_engine
 
 from app.core.records import content_ref

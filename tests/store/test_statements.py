@@ -3,11 +3,11 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, event
 
 from app.core.run.events import Kind

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from . import anthropic_rules
 from .record import ReceivedRequest
@@ -41,8 +42,7 @@ _TYPES = {
 _WORDS = {500: "Internal server error", 529: "Overloaded", 429: "This request would exceed your account's rate limit."}
 
 
-@dataclass(frozen=True, slots=True)
-class AnthropicWire:
+class AnthropicWire(Struct, frozen=True):
     """The key in `x-api-key` or as a bearer token (either does), and `anthropic-version`."""
 
     keys: frozenset[str] | None

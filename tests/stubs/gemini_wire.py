@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from . import gemini_rules
 from .record import ReceivedRequest
@@ -55,8 +56,7 @@ _BAD_KEY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GeminiWire:
+class GeminiWire(Struct, frozen=True):
     """The key comes in `x-goog-api-key`, or in the query as `key`."""
 
     keys: frozenset[str] | None

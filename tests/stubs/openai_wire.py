@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from . import openai_rules
 from .record import ReceivedRequest
@@ -34,8 +35,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIWire:
+class OpenAIWire(Struct, frozen=True):
     """Bearer key; `strict` is OpenAI itself, otherwise a compatible server."""
 
     keys: frozenset[str] | None

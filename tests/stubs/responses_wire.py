@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from . import responses_rules
 from .openai_wire import CREATED, OpenAIWire
@@ -24,8 +25,7 @@ _COMPLETE = frozenset(("stop", "tool", "refusal"))
 _REASONS = {"length": "max_output_tokens", "blocked": "content_filter"}
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesWire:
+class ResponsesWire(Struct, frozen=True):
     """Bearer key; headers and errors are those of chat completions."""
 
     keys: frozenset[str] | None

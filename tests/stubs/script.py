@@ -11,9 +11,10 @@ import asyncio
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from itertools import cycle
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from .record import ReceivedRequest
 
@@ -21,8 +22,7 @@ Point = int | Literal["close", "end"]
 """Where a fault strikes: after so many content deltas, before the finishing frames, or before the terminal event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True):
     """Token counts as the bill sees them: `input` includes cached ones, `output` includes reasoning."""
 
     input: int = 12
@@ -32,8 +32,7 @@ class Usage:
     reasoning: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """A tool call of the model; `arguments` is JSON text, sent verbatim (so it may be broken)."""
 
     name: str
@@ -41,8 +40,7 @@ class ToolCall:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(Struct, frozen=True):
     """Say nothing more, with the connection open, for so many seconds, until the event is set, or until `release`
     (None)."""
 
@@ -50,23 +48,20 @@ class Stall:
     seconds: float | asyncio.Event | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(Struct, frozen=True):
     """End without the terminal event: `clean` finishes the HTTP body properly, else the connection just closes."""
 
     after: Point = 1
     clean: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Struct, frozen=True):
     """RST the connection in the middle of an HTTP chunk."""
 
     after: Point = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StreamError:
+class StreamError(Struct, frozen=True):
     """The provider's error event inside a 200 stream, which then ends. Status decides its type (529: overloaded)."""
 
     after: Point = 1
@@ -74,32 +69,28 @@ class StreamError:
     message: str = "Overloaded"
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
+class Garbage(Struct, frozen=True):
     """A data line which is not JSON; the stream goes on."""
 
     after: Point = 1
     line: str = '{"id": "chatcmpl-'
 
 
-@dataclass(frozen=True, slots=True)
-class WrongSchema:
+class WrongSchema(Struct, frozen=True):
     """A data line of valid JSON of a wrong shape; the stream goes on."""
 
     after: Point = 1
     document: str = '{"object":"banana","choices":"none","type":7,"candidates":{"content":[]}}'
 
 
-@dataclass(frozen=True, slots=True)
-class HugeLine:
+class HugeLine(Struct, frozen=True):
     """One delta with `size` bytes of text in a single line."""
 
     after: Point = 1
     size: int = 50 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateFinish:
+class DuplicateFinish(Struct, frozen=True):
     """The finishing frames twice."""
 
     after: Point = "close"
@@ -108,16 +99,14 @@ class DuplicateFinish:
 Fault = Stall | Truncate | Reset | StreamError | Garbage | WrongSchema | HugeLine | DuplicateFinish
 
 
-@dataclass(frozen=True, slots=True)
-class Trickle:
+class Trickle(Struct, frozen=True):
     """Write `size` bytes at a time and pause between: bytewise splits (0 s) or a slow drip (10 s)."""
 
     size: int = 1
     pause: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """A 200. `finish` is stop, length, refusal, tool, content_filter, blocked, or a provider's own word, verbatim."""
 
     chunks: Sequence[str] = ("Hello", " there", ".")
@@ -151,8 +140,7 @@ class Reply:
         return cycle(self.chunks) if self.endless else iter(self.chunks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
+class Fail(Struct, frozen=True, kw_only=True):
     """An HTTP error. `retry_after` is in seconds; `as_date` sends it as an HTTP-date; `html` sends a proxy's page;
     `code` is the finer code of formats that have one."""
 
@@ -165,20 +153,17 @@ class Fail:
     delay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Struct, frozen=True):
     """Accept the request and send nothing, not even headers (None: until the client leaves)."""
 
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """RST the connection before any header."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raw:
+class Raw(Struct, frozen=True, kw_only=True):
     """Exactly this body, whatever it means."""
 
     body: str
@@ -186,8 +171,7 @@ class Raw:
     content_type: str = "text/event-stream; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(Struct, frozen=True):
     """Answer with the canary of this model and, when `mirror`, the request's own body behind it."""
 
     canary: str
@@ -199,8 +183,7 @@ class Echo:
         return Reply(chunks=tuple(part for part in (self.canary, request_text) if part))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class Agent(Struct, frozen=True, kw_only=True):
     """A worker in a loop of tools: each result says what to call next, and the answer is a word of each, in order.
 
     A result is JSON: `word`, and `then`, the calls that follow (name and arguments; none: the answer does). So the
@@ -264,7 +247,7 @@ def plan_reply(*steps: tuple[int | str, str, Sequence[str | int]], chunk: int = 
 def to_json(value: Any) -> Any:
     """Return a behaviour as JSON data; every record carries its class name as `kind`."""
     if type(value).__name__ in _KINDS:
-        fields_as_json = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        fields_as_json = {name: to_json(getattr(value, name)) for name in value.__struct_fields__}
         return {"kind": type(value).__name__, **fields_as_json}
     return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
 

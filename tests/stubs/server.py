@@ -7,10 +7,10 @@ import json
 import ssl
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Self
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from tests.harness.waiting import PATIENCE_SECONDS
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+
 from .record import ReceivedRequest
 from .script import Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One server-sent event. `kind`: preamble, content, finishing, or the terminal event."""
 
     kind: Literal["open", "delta", "close", "end"]

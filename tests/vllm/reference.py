@@ -6,10 +6,10 @@ shown for each of the split's first tasks. Standard output: the plans' texts, in
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from app.lab import prompt
 from app.lab.evaluate import draw_exam

@@ -13,13 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import httpx
 import psutil
+from msgspec import Struct
 
 from app.cli.arguments import Arguments
 from app.cli.commands import parse
@@ -58,8 +58,7 @@ class ServerFailed(RuntimeError):
     """vLLM is not installed, or did not start or stop; the message holds the end of its log."""
 
 
-@dataclass(frozen=True, slots=True)
-class VllmServer:
+class VllmServer(Struct, frozen=True):
     """A running server, and its address."""
 
     base_url: str

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 MAX_KEPT_FINDINGS = 10_000
 """Findings that are kept in full; further ones are only counted."""
 UNSEALED_SECONDS = 120.0
@@ -25,8 +27,7 @@ RULES = {
 """Every kind of a finding, with the statement that holds if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One contradiction between the log, the checkpoints that are held, and what is stored. `baton audit verify --json`
     prints the fields under their names."""
 

@@ -5,9 +5,10 @@ The salts of the commitments to rows are in the database alone, so of a file the
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
+
+from msgspec import Struct
 
 from app.audit.log.entries import RUN, LogEntry, read_entry
 from app.audit.log.findings import UNSEALED_SECONDS, Finding, Verification
@@ -18,8 +19,7 @@ from app.store.journal_file import Source
 from app.store.protocol import PrunedRun
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(Struct, frozen=True):
     """The times by which an alteration is told apart from something too new to be in both copies, in seconds since
     1970. Both are infinite if nothing was written between the copies."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
 
 HASH_BYTES = 32
 ED25519 = b"\x01"
@@ -87,8 +88,7 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
 # -- checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """A public key by which a log signs. `text` is its form in files: NAME+HEX+BASE64."""
 
     name: str
@@ -114,8 +114,7 @@ def read_key(text: str) -> Key:
     return Key(name, key_id, public, kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A signed statement about a log: its name, the number of its entries and the root over them."""
 
     origin: str

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from msgspec import Struct
+
 from app.audit.log.entries import LOG_KEY, ROW, RUN, LogEntry, read_entry
 from app.audit.log.findings import Finding, Verification
 from app.audit.log.tree import (
@@ -31,8 +33,7 @@ WIDTH = 256
 """Hashes of a full tile, and entries of a bundle."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(Struct, frozen=True):
     """An entry as it is stored: the columns beside it must say the same."""
 
     place: int

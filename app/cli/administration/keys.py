@@ -1,8 +1,9 @@
 """`baton keys add|ls|show|rotate|revoke` manages the API keys of callers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments

@@ -1,7 +1,8 @@
 """`baton tenants ls|add|disable|enable` manages tenants."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments

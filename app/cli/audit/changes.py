@@ -1,7 +1,8 @@
 """`baton audit changes` lists who changed keys, tenants, budgets, holds and conductors, and what; and who erased."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments

@@ -3,9 +3,9 @@ ledger."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
+from msgspec.structs import replace
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal

@@ -7,6 +7,8 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from app.cli.terminal import moment
 from app.core.transparency.notes import NoteInvalid
 from app.core.transparency.witnesses import Witness, cosignature_time
@@ -22,8 +24,7 @@ MAX_CHECKPOINTS_READ = 100
 READ_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class LastCosignature:
+class LastCosignature(Struct, frozen=True):
     """The last checkpoint that a witness has cosigned, by its size, and when; None where none of the last 100 is."""
 
     size: int | None

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.engine.runs.admission import Order

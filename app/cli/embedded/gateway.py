@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
 from app.cli import storage
 from app.cli.embedded.engine import start_engine

@@ -10,11 +10,13 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import cast
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from rich.progress import Progress
 from rich.table import Table
 
@@ -49,8 +51,7 @@ MAX_OUTAGES_IN_A_ROW = 5
 """Failed calls of one worker in a row after which it gets no further tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """One task for one worker, over a tier that has the worker in its pool, with its limits."""
 
     worker: Worker

@@ -9,12 +9,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
@@ -38,8 +40,7 @@ SPARE_SECONDS = 30.0
 """Seconds that a request gets beyond its run's time limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedTier:
+class ServedTier(Struct, frozen=True):
     """The tier as the service describes it: model ids, digest of the pool, time limit, and if workers are simulated."""
 
     models: tuple[str, ...]
@@ -253,7 +254,7 @@ def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
 
 def _report(args: Arguments, out: Path) -> None:
     comparison = _table(args, [Path(folder) for folder in (args.out, *args.beside)])
-    document = json.dumps(asdict(comparison), indent=1)
+    document = json.dumps(msgspec.to_builtins(comparison), indent=1)
     (out / "table.json").write_text(document + "\n", encoding="utf-8")
     has_plot = plot.png(comparison, out / "cost-accuracy.png")
     if args.json:

@@ -9,10 +9,11 @@ a run that was cancelled while this command was not there is replaced by another
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.cli.learning.task_set import GradedTask
 from app.errors import RunCancelled, ServiceUnavailable
@@ -28,8 +29,7 @@ READ_SECONDS = 30.0
 """Seconds for reading a run's journal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """The tasks, arms and limits of an evaluation. `options` are further fields of requests; `deadline` is in
     seconds."""
 
@@ -43,7 +43,7 @@ class Experiment:
     deadline: float = 330.0
     usd: float | None = None
     """Dollars after which no request is begun; requests that are under way are still paid for."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
 
     def places(self) -> Iterator[tuple[GradedTask, str, int]]:
         """Yield task, arm and repeat, with all arms of a task in turn, so that changes over time affect all arms
@@ -54,8 +54,7 @@ class Experiment:
                     yield task, arm, repeat
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Struct, frozen=True):
     """A client with its key, and two clocks in seconds: `tick` is monotonic, `now` counts from 1970."""
 
     client: httpx.AsyncClient

@@ -7,11 +7,13 @@ are graded: a run that failed, was stopped or was only planned has none, and an 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
@@ -31,8 +33,7 @@ FILTERS = {"--tier", "--tenant", "--since"}
 """Options that choose among runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A grader with its text, and the question that it is for; None if it is for every run."""
 
     grader: Grader
@@ -49,8 +50,7 @@ class GradedRuns:
     """Runs that were not rated, by reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRun:
+class EndedRun(Struct, frozen=True):
     """A run that has ended, with its conversation, which is None if it was erased."""
 
     row: RunRow

@@ -6,11 +6,14 @@ policy gets no verdict if too few decisions support it (`app/lab/offpolicy.py`).
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import msgspec
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
@@ -46,8 +49,7 @@ Group = tuple[str, str, str]
 """Tier, layer and shape, whose decisions are judged together."""
 
 
-@dataclass(frozen=True, slots=True)
-class RewardedDecision:
+class RewardedDecision(Struct, frozen=True):
     """A decision and its reward. `features` is None if the request was erased; then only the arms are known."""
 
     decision: LoggedDecision
@@ -88,8 +90,7 @@ class JournaledDecisions:
     """The learned values of each tier that has a selector, for each tenant."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The estimate of a policy from one group. `left_out` rows did not have its choice among their candidates."""
 
     group: Group
@@ -264,7 +265,11 @@ def _choice(
 def _record(judgement: Judgement) -> dict[str, Any]:
     tier, layer, shape = judgement.group
     about = {"tier": tier, "layer": layer, "shape": shape, "policy": judgement.policy, "left_out": judgement.left_out}
-    report = {**asdict(judgement.report), "verdict": judgement.report.verdict, "refusal": judgement.report.refusal}
+    report = {
+        **msgspec.to_builtins(judgement.report),
+        "verdict": judgement.report.verdict,
+        "refusal": judgement.report.refusal,
+    }
     return {**about, **report, "unrated": judgement.unrated_runs}
 
 

@@ -5,10 +5,12 @@ for each prompt it estimates that (`app/lab/replay.py`). It reads no journal and
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
 
 from app.cli import terminal
 from app.cli.arguments import Arguments
@@ -175,7 +177,7 @@ def _summarize_reports(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _record(report: Report) -> dict[str, Any]:
-    return {**asdict(report), "verdict": report.verdict, "refusal": report.refusal}
+    return {**msgspec.to_builtins(report), "verdict": report.verdict, "refusal": report.refusal}
 
 
 # -- both

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from app.errors import ConfigInvalid
 from app.lab.grading import Grader
@@ -21,8 +22,7 @@ GRACE_SECONDS = 5.0
 MAX_OUTPUT_BYTES = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The result: `text` is `passed` or a short reason; `walls` are the isolations in force (network, processes,
     files)."""
 
@@ -35,8 +35,7 @@ class Verdict:
         return self.text == "passed"
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
+class Sandbox(Struct, frozen=True):
     """Runs code from answers. With `trusts` it does so even if the network cannot be cut off."""
 
     trusts: bool = False

@@ -8,11 +8,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from app.errors import ConfigInvalid
 from app.lab import grading
@@ -21,8 +21,7 @@ from app.lab.grading import Execute, Grader
 ROLES = ("system", "developer", "user", "assistant")
 
 
-@dataclass(frozen=True, slots=True)
-class GradedTask:
+class GradedTask(Struct, frozen=True):
     """A task: its id (by default its line number), its messages, and the grader of its answer."""
 
     id: str

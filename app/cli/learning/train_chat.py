@@ -6,9 +6,10 @@ to one that is started for the training over the same pool. The trainer is an ar
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments

@@ -7,17 +7,18 @@ What ran after the restore point is not in the journal any more. The evidence th
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.terminal import count, moment
 from app.core.pool.catalog import MILLION
-from app.core.records import record
 from app.core.run.fold import fold
 from app.core.run.state import RunState
 from app.engine.runs.recovery import end_restored
@@ -36,8 +37,7 @@ MAX_PRINTED_LINES = 50
 """Lines of each list that are printed; `--json` has all of them."""
 
 
-@record(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(Struct, frozen=True):
     """A call without an outcome. It may have been billed, with `usd` dollars at the most."""
 
     call: str
@@ -45,8 +45,7 @@ class OpenCall:
     usd: float
 
 
-@record(frozen=True, slots=True)
-class OpenRun:
+class OpenRun(Struct, frozen=True):
     """A run that was open at the restore point; `spent` are the dollars that its journal knows of."""
 
     run: str
@@ -56,8 +55,7 @@ class OpenRun:
     calls: tuple[OpenCall, ...]
 
 
-@record(frozen=True, slots=True)
-class MissingStep:
+class MissingStep(Struct, frozen=True):
     """A step that is in a log and cost `usd` dollars more than the journal knows of."""
 
     run: str
@@ -69,8 +67,7 @@ class MissingStep:
     """False if the journal does not have the run at all."""
 
 
-@record(frozen=True, slots=True)
-class RestoredState:
+class RestoredState(Struct, frozen=True):
     """The result. `ends` is the time of the journal's last event, `keys` are the keys deleted in Redis, and None where
     Redis is not used or does not answer."""
 
@@ -93,7 +90,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     lines = list(_step_lines(args.logs))
     state = event_loop.run(_carry_out(settings, args, lines, now()))
     if args.json:
-        terminal.print_json(asdict(state))
+        terminal.print_json(msgspec.to_builtins(state))
     else:
         _print(state, args)
     return 0

@@ -1,10 +1,10 @@
 """`baton doctor` checks everything that the configuration needs, with one line and a remedy for each check."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from msgspec.structs import asdict, replace
 from rich.text import Text
 
 from app.cli import event_loop, terminal

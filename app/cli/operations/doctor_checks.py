@@ -4,9 +4,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from app.cli import terminal
 from app.cli.audit import exported_checkpoints
@@ -60,8 +61,7 @@ OUTPUT_TOKEN_TRIES = (1, 16)
 """Output tokens to ask for, in turn, because some providers refuse the first as too few."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The result of a check, in words, with its remedy."""
 
     name: str

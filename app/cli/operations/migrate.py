@@ -1,7 +1,8 @@
 """`baton migrate` upgrades the schema of the database, shows its state, or prints the SQL that would run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+
+import msgspec
 
 from app.cli import storage, terminal
 from app.cli.arguments import Arguments
@@ -65,7 +66,7 @@ def _row_security(settings: Settings) -> str:
 def _print_status(settings: Settings, status: Status, *, as_json: bool) -> int:
     """Print the state of the schema. Returns 0 if it is this version's."""
     if as_json:
-        terminal.print_json({"database": storage.database_name(settings), **asdict(status)})
+        terminal.print_json({"database": storage.database_name(settings), **msgspec.to_builtins(status)})
     else:
         _print_status_in_words(settings, status)
     return int(not status.is_current)

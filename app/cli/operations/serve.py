@@ -4,8 +4,9 @@ import errno
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+from msgspec import Struct
 
 from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
@@ -22,8 +23,7 @@ ROLES: Mapping[str, Roles] = {
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(Struct, frozen=True):
     """An address on which this process is to listen."""
 
     host: str

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
@@ -17,7 +18,6 @@ from app.cli.embedded import engine
 from app.cli.plans import preview
 from app.cli.plans.preview import PREVIEW_KEY
 from app.core.pool.catalog import MILLION, Catalog
-from app.core.records import copy_with
 from app.core.roles import SCOPES
 from app.engine.calls.step_request import task_of
 from app.engine.delivery.messages import TurnEnd
@@ -88,7 +88,7 @@ async def _edit(config: Configuration, args: Arguments) -> dict[str, Any]:
         record = orders.record_of_revision(plan, number, row.tenant, {"command": runtime.context.name("edit")})
         until = runtime.context.now() + order.limits.seconds + runtime.gateway.remembered
         try:
-            end = await engine.run_to_end(runtime, copy_with(order, once=copy_with(record, until=until)))
+            end = await engine.run_to_end(runtime, replace(order, once=replace(record, until=until)))
         except InvalidRequest as refused:
             raise orders.edit_error(refused) from None
         except Conflict as conflict:

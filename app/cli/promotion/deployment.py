@@ -10,9 +10,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.cli import terminal
 from app.cli.arguments import Arguments
@@ -39,8 +41,7 @@ MIN_AGREEMENT = 0.9
 ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
-@dataclass(frozen=True, slots=True)
-class GoldenResult:
+class GoldenResult(Struct, frozen=True):
     """The result of the golden prompts: the number of prompts, of valid plans, of prompts with a known plan, and of
     those whose plan was equal to it."""
 

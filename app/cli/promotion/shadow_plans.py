@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import orjson
+from msgspec import Struct
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, read_run
 from app.audit.request_rebuilding import RebuildError, UnknownTemplate, rebuild_request, text_of
@@ -42,8 +43,7 @@ class PlanComparison:
         return json.dumps(counts | {"first": dict(self.first_workers), "left_out": dict(self.left_out)})
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A planning request as it was sent, and the plan that it led to."""
 
     request: Request

@@ -7,7 +7,8 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from app.cli import storage, terminal
 from app.cli.arguments import Arguments

@@ -1,8 +1,9 @@
 """`baton holds add|ls|release` manages legal holds."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from secrets import token_hex
+
+from msgspec.structs import asdict
 
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import find_key

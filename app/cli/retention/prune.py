@@ -1,12 +1,13 @@
 """`baton runs prune` deletes runs that ended long ago, journal and all, and archives them first where there is one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from secrets import token_hex
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.core.records import copy_with, record
 from app.engine.retention import Pruner, PruneResult, archiving, prune_query
 from app.process.config import Settings
 from app.store.archive import Archive
@@ -36,8 +37,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return int(bool(result.damaged))
 
 
-@record(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     """The number of runs whose time is over and that are kept: by legal holds, and until their events are sealed."""
 
     held: int
@@ -71,7 +71,7 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
         result = await pruner.prune(query)
         await store.overwrite_erased()
         kept = await _count_kept(journals, query)
-    return result, copy_with(kept, held=kept.held + len(result.held))
+    return result, replace(kept, held=kept.held + len(result.held))
 
 
 def _count_text(runs: int, events: int) -> str:

@@ -8,12 +8,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
@@ -69,8 +71,7 @@ SAME_OUTPUT: Mapping[bool | None, str] = {
 """The words for whether two answers, or two outputs of steps, are the same; None: it cannot be known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedRun:
+class ReplayedRun(Struct, frozen=True):
     """A run, and its replay or the reason why there is none."""
 
     run: str

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
+from msgspec.structs import replace
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,7 +13,6 @@ from app.console.admin.sections import API, Administration, Cell, Table
 from app.console.api import ApiError, Session, path_segment
 from app.console.pages import form_lists
 from app.core.console_path import PATH
-from app.core.records import copy_with
 
 QUESTIONS: Final = (
     ("diff", "Who would see what they do not see now?"),
@@ -48,12 +48,12 @@ def routes(admin: Administration) -> list[Route]:
 
     async def answer(request: Request, session: Session) -> Response:
         lists = await form_lists(request)
-        form = copy_with(_form(), entries=lists)
+        form = replace(_form(), entries=lists)
         body, faults = forms.read_fields(form.fields, lists)
         question = path_segment(body.pop("question", "diff"))
         since = body.pop("since_seconds", None)
         if faults:
-            return await show(request, session, copy_with(form, faults=faults), None, 400)
+            return await show(request, session, replace(form, faults=faults), None, 400)
         if question == "try" and since is not None:
             body["since_seconds"] = since
         try:
@@ -61,7 +61,7 @@ def routes(admin: Administration) -> list[Route]:
         except ApiError as error:
             if error.status == 401:
                 raise
-            faulty = copy_with(form, faults=forms.faults_of(error, form.fields))
+            faulty = replace(form, faults=forms.faults_of(error, form.fields))
             return await show(request, session, faulty, None, error.status)
         return await show(request, session, form, _answer(reply))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,7 +13,6 @@ from app.console import forms
 from app.console.api import Session
 from app.console.pages import Pages
 from app.core.console_path import PATH
-from app.core.records import record
 from app.core.roles import permits
 
 API: Final = "/admin/v1"
@@ -21,8 +21,7 @@ PAGE_ENTRIES: Final = 50
 """Entries of a page of a list."""
 
 
-@record(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """An entry of the administration's navigation, for people with the scope."""
 
     name: str
@@ -44,8 +43,7 @@ SECTIONS: Final = (
 )
 
 
-@record(frozen=True, slots=True)
-class Person:
+class Person(Struct, frozen=True):
     """The key or the person who is signed in."""
 
     id: str
@@ -61,8 +59,7 @@ class Person:
         return permits(self.scopes, scope, all_tenants=self.all_tenants)
 
 
-@record(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """One cell of a table."""
 
     text: str
@@ -73,8 +70,7 @@ class Cell:
     """The actions that the row offers, each as its words and its address."""
 
 
-@record(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table; the first cell of each row names it."""
 
     caption: str
@@ -86,8 +82,7 @@ class Table:
     """The address of the next page, if there is one."""
 
 
-@record(frozen=True, slots=True)
-class ListPage:
+class ListPage(Struct, frozen=True):
     """A page with one table."""
 
     title: str

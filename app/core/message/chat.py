@@ -10,34 +10,30 @@ servers allow. It proves nothing by itself: the run's journal says whether it wa
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields
 from typing import Any, Final, Literal, NoReturn
 
 import orjson
-
-from app.core.records import record
+from msgspec import Struct
+from msgspec.structs import asdict
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Finish = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
-@record(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A piece of text."""
 
     text: str
 
 
-@record(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """An image by `data:` URL or by a reference that the provider fetches; Baton never fetches it."""
 
     url: str
     detail: str | None = None
 
 
-@record(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """A PDF as a base64 `data:` URL; `name` is its title or file name, or empty. Documents of plain text are `Text`."""
 
     url: str
@@ -47,8 +43,7 @@ class Document:
 Part = Text | Image | Document
 
 
-@record(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """A model's wish to have one of the caller's functions called. `arguments` is JSON text as the model wrote it."""
 
     id: str
@@ -56,8 +51,7 @@ class ToolCall:
     arguments: str = "{}"
 
 
-@record(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One turn of a conversation; `parts` keep their order, and tool calls come after them."""
 
     role: Role
@@ -85,8 +79,7 @@ def labels_of(messages: Iterable[Message]) -> frozenset[str]:
     return frozenset[str]().union(*(message.labels for message in messages))
 
 
-@record(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """Sampling parameters; None means the provider's default. `max_tokens` caps the answer, not the orchestration."""
 
     temperature: float | None = None
@@ -100,8 +93,7 @@ class Sampling:
     """Pairs of a token's id, in the worker's own tokenizer, and its bias."""
 
 
-@record(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A function of the caller's, which the caller's side executes. Names follow `[A-Za-z0-9_-]{1,64}`."""
 
     name: str
@@ -114,8 +106,7 @@ class Tool:
     """The tool as the request spelled it, where that is no function; used only for replies in the request's format."""
 
 
-@record(frozen=True, slots=True)
-class Toolbox:
+class Toolbox(Struct, frozen=True):
     """The tools on offer and how they are to be used. Empty means that there are none."""
 
     tools: tuple[Tool, ...] = ()
@@ -135,8 +126,7 @@ NO_TOOLS = Toolbox()
 """A toolbox without tools."""
 
 
-@record(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """The form that the answer must have: JSON that validates against `schema`, or, without one, any JSON object."""
 
     schema: Mapping[str, Any] | None = None
@@ -147,20 +137,19 @@ class Form:
     full."""
 
 
-@record(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """The request of a caller: the conversation, and the form and limits of the answer."""
 
     messages: Sequence[Message]
     sampling: Sampling = Sampling()
     user: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = {}
     toolbox: Toolbox = NO_TOOLS
     logprobs: int | None = None
     """The number of likeliest tokens to return for each token of the answer; None for no log-probabilities at all."""
     form: Form | None = None
     """None where the answer is free text."""
-    echoed: Mapping[str, Any] = field(default_factory=dict)
+    echoed: Mapping[str, Any] = {}
     """Parameters of the request that have no effect on the answer and are kept, as JSON values by name: those that its
     reply repeats, and the identifier of its end user."""
 
@@ -186,8 +175,7 @@ class Task:
         return False
 
 
-@record(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Tokens of one or several calls. `cached` is a subset of `input`, `reasoning` a subset of `output`.
 
     `written` is the part of `input` that the provider wrote to its cache, which some of them bill higher. `estimated`
@@ -229,16 +217,14 @@ def append_piece(pieces: list[str], piece: str) -> None:
         pieces[:] = ["".join(pieces)]
 
 
-@record(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """Some of the answer's text, as it streams; or of the model's refusal, where its format marks that."""
 
     text: str
     refusal: bool = False
 
 
-@record(frozen=True, slots=True)
-class ToolDelta:
+class ToolDelta(Struct, frozen=True):
     """Part of a tool call, as it streams. `index` counts the turn's calls from 0, in the order in which they begin.
 
     `name` stands in a call's first delta, and `id` there too if the provider gives one; `arguments` is more of its
@@ -251,8 +237,7 @@ class ToolDelta:
     arguments: str = ""
 
 
-@record(frozen=True, slots=True)
-class Keepsake:
+class Keepsake(Struct, frozen=True):
     """Data that a provider wants back when its turn is sent to it again, such as signed thinking.
 
     Plain JSON in the provider's own form. Only the model that gave it understands it, so it is sent to no other.
@@ -261,8 +246,7 @@ class Keepsake:
     data: Mapping[str, Any]
 
 
-@record(frozen=True, slots=True)
-class LikelyToken:
+class LikelyToken(Struct, frozen=True):
     """A token that a decoder might have chosen. `raw` are its bytes, which may be part of a character only."""
 
     token: str
@@ -270,8 +254,7 @@ class LikelyToken:
     raw: bytes | None = None
 
 
-@record(frozen=True, slots=True)
-class ChosenToken:
+class ChosenToken(Struct, frozen=True):
     """One decoded token with its natural-log probability and the likeliest others, where the decoder reports them."""
 
     token: str
@@ -282,8 +265,7 @@ class ChosenToken:
     """The likeliest as the decoder listed them, the chosen one among them if it is one of them."""
 
 
-@record(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """The stream's terminal marker: without one, a stream was truncated. `usage` is None when none was reported."""
 
     finish: Finish
@@ -299,7 +281,7 @@ class End:
 Piece = TextDelta | ToolDelta | Keepsake | ChosenToken | End
 
 
-SAMPLING = tuple(attribute.name for attribute in fields(Sampling))
+SAMPLING = Sampling.__struct_fields__
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -482,8 +464,7 @@ LASTING = ("toolbox", "form", "logprobs")
 """The last fields of a task, which hardly change from turn to turn."""
 
 
-@record(frozen=True, slots=True)
-class TaskParts:
+class TaskParts(Struct, frozen=True):
     """The bytes of a task in parts, which are the whole if they are joined."""
 
     head: tuple[bytes, ...]

@@ -13,9 +13,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
+from msgspec import Struct
 
 from app.core.message.chat import STRICT, Form, Message, Text
-from app.core.records import record
 
 FAULTS = 8
 """The largest number of faults that are reported of one answer."""
@@ -41,8 +41,7 @@ INSTRUCTING: Final = frozenset({"system", "developer", "user"})
 """Roles whose messages can ask for JSON."""
 
 
-@record(frozen=True, slots=True)
-class Flaw:
+class Flaw(Struct, frozen=True):
     """An answer that is not of its form, and why; it is shown once more to the worker that gave it."""
 
     answer: str

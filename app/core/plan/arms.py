@@ -12,7 +12,8 @@ A run records the arm's whole id as its model, and its tier's name as its tier. 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Tier
 from app.core.pool.serving import serve_tier

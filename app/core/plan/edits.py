@@ -2,17 +2,16 @@
 checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any, Literal
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.errors import PlanRejected
 
 Change = Literal["change", "add", "remove", "move"]
 
 
-@record(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """One edit. `step` counts from 0 in the plan as the edits before this one have left it.
 
     `add` puts the new step at that place, behind the last one at the most. `fields` are the fields of the step that are
@@ -22,7 +21,7 @@ class Edit:
 
     op: Change
     step: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = {}
     to: int | None = None
 
 

@@ -15,12 +15,12 @@ cut, one that is no text that can be stored is dropped, and none rejects a plan.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.core.plan.published_format import read_lists
 from app.core.plan.workflow import PREVIOUS, Access, Step
-from app.core.records import copy_with
 from app.errors import PlanRejected
 
 SCHEMA = "steps-1"
@@ -234,7 +234,7 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, *, further: bool 
         raise PlanRejected(reasons)
     if not steps:
         return ()
-    return (*steps[:-1], copy_with(steps[-1], answers=True))
+    return (*steps[:-1], replace(steps[-1], answers=True))
 
 
 class PlanReader:

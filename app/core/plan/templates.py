@@ -21,12 +21,13 @@ workers in the order of its steps: `plan-reason flint birch`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import SelectorSpec, Worker
-from app.core.records import record
 
 PLAN = "Write a plan for the task. Do not solve it."
 SOLVE = "Solve the task at once, from what was prepared. Give the complete final answer."
@@ -67,8 +68,7 @@ CHECKING = ("check", "judg", "review")
 """A worker is good at checking if one of its card's strengths contains one of these words."""
 
 
-@record(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """One thing that a selector can do."""
 
     name: str

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from app.core.records import record
+from msgspec import Struct
 
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
 CONDUCTOR = "@conductor"
@@ -22,8 +22,7 @@ PREVIOUS = "previous"
 """The entry of an access list by which the plan of a further round names the answer of the round before."""
 
 
-@record(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """The access list of a step: it sees the caller's conversation, if listed, and the listed earlier steps, and
     nothing else.
 
@@ -61,8 +60,7 @@ def access_from_list(entries: Sequence[str | int]) -> Access:
     return Access("user" in entries, steps, PREVIOUS in entries)
 
 
-@record(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One subtask for one worker. An empty subtask means: answer the conversation as it stands."""
 
     worker: str
@@ -92,8 +90,7 @@ def asks_for_answer(subtask: str) -> bool:
     return denial is None
 
 
-@record(frozen=True, slots=True)
-class Workflow:
+class Workflow(Struct, frozen=True):
     """A validated proposal; steps are counted from 0."""
 
     steps: tuple[Step, ...]

@@ -16,10 +16,10 @@ A breaker is a value. Times are seconds of one monotonic clock, `chance` is a nu
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
 
-from app.core.records import copy_with, record
+from msgspec import Struct
+from msgspec.structs import replace
 
 NO_TIME = "no_time"
 """The error of a step that was not begun because no worker could have answered in what was left of the run."""
@@ -61,8 +61,7 @@ NEVER = float("-inf")
 _SLICE_SECONDS = WINDOW_SECONDS / WINDOW_SLICES
 
 
-@record(frozen=True, slots=True)
-class Slice:
+class Slice(Struct, frozen=True):
     """Counts of outcomes within one slice of time."""
 
     number: int
@@ -73,8 +72,7 @@ class Slice:
     bad: int = 0
 
 
-@record(frozen=True, slots=True)
-class Breaker:
+class Breaker(Struct, frozen=True):
     """The state of one worker's circuit breaker."""
 
     reason: str = ""
@@ -144,7 +142,7 @@ def before_call(breaker: Breaker, place: Place, now: float) -> Breaker:
     extra = place != "first"
     slices = _add_counts(breaker.slices, now, firsts=1 - extra, extras=int(extra))
     if not breaker.reason and not extra:
-        return copy_with(breaker, slices=slices)
+        return replace(breaker, slices=slices)
     probe_until = breaker.probe_until
     if breaker.state(now) == "half_open":
         probe_until = now + PROBE_SECONDS
@@ -165,8 +163,7 @@ def call_not_made(breaker: Breaker, *, extra: bool = False) -> Breaker:
     return replace(breaker, probe_until=NEVER)
 
 
-@record(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(Struct, frozen=True):
     """The end of a call, as far as a breaker is concerned with it."""
 
     verdict: Verdict
@@ -229,7 +226,7 @@ def _record_success(breaker: Breaker, took: float, now: float) -> Breaker:
         slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
     slices = _add_counts(breaker.slices, now, good=1)
-    return copy_with(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
+    return replace(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
 
 
 def _is_outlier(breaker: Breaker, now: float) -> bool:
@@ -283,8 +280,7 @@ def _add_counts(
     return (*before, Slice(number, last.firsts + firsts, last.extras + extras, last.good + good, last.bad + bad))
 
 
-@record(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """A worker that may be called next, by name, in the order of preference."""
 
     worker: str
@@ -294,8 +290,7 @@ class Offer:
     """Seconds within which it answers nothing, as the pool file states (`catalog.Deadlines.quickest`)."""
 
 
-@record(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """The worker to call, or None; the reasons why those before it were passed over; and the objection to itself."""
 
     worker: str | None

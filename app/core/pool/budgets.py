@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from urllib.parse import quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from app.core.records import record
+from msgspec import Struct
 
 Scope = Literal["key", "user", "team", "tenant"]
 Period = Literal["hour", "day", "month"]
@@ -42,8 +42,7 @@ SLICE = "+"
 """Stands between the id of an account and the number of one of its slices. No id of an account contains it."""
 
 
-@record(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The amount that may be spent in each window.
 
     `name` is the key's public id, the user or the team as requests name them, `*` for each of them that has no budget
@@ -91,8 +90,7 @@ def _article(period: Period) -> str:
     return f"a {period}"
 
 
-@record(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """The time from `start` until just before `end`."""
 
     start: int

@@ -5,13 +5,14 @@ and handed to the adapter that `wiring.py` builds.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, fields
 from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage
 from app.core.pool.rules import Attributes, ExcludingRule, Rule
-from app.core.records import record
 
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
 Auth = Literal["key", "api-key", "azure", "aws", "google"]
@@ -28,8 +29,7 @@ SILENT_SHARE = 0.6
 """The share of a run's time that a worker may be silent for, where another could still take over."""
 
 
-@record(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """An amount of micro-dollars and tokens together, as a call holds and spends them (D7)."""
 
     usd: int = 0
@@ -56,8 +56,7 @@ class Amount:
         return ""
 
 
-@record(frozen=True, slots=True)
-class Price:
+class Price(Struct, frozen=True):
     """Micro-dollars per million tokens.
 
     `written` is for input that the provider writes to its cache, and `reasoning` for the part of the output that is
@@ -94,8 +93,7 @@ class Price:
         return max(usual, self.long.worst(input_tokens, output_tokens))
 
 
-@record(frozen=True, slots=True)
-class CalibrationResult:
+class CalibrationResult(Struct, frozen=True):
     """The number of built-in tasks of a domain that a worker has solved, out of those it tried (`calibration.py`)."""
 
     domain: str
@@ -103,8 +101,7 @@ class CalibrationResult:
     tried: int
 
 
-@record(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """The description of a worker for conductors, and its properties for the policy."""
 
     strengths: tuple[str, ...] = ()
@@ -128,8 +125,7 @@ class Card:
         return self.clearance.union(f"{what}:{value}" for what, value in where if value)
 
 
-@record(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(Struct, frozen=True):
     """Seconds for one call: to connect, to the first byte, between two reads, for all of it, and the least that it
     takes."""
 
@@ -190,8 +186,7 @@ class Deadlines:
         )
 
 
-@record(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """Settings of the connections to a provider; empty ones are not used.
 
     `proxy` is the address of an HTTP proxy, `proxy_credentials_variable` the environment variable that holds its
@@ -206,8 +201,7 @@ class Route:
     client_key: str = ""
 
 
-@record(frozen=True, slots=True)
-class EndpointSpec:
+class EndpointSpec(Struct, frozen=True):
     """One of several endpoints of a provider. `weight` is its share of the calls, relative to the others'."""
 
     name: str
@@ -221,8 +215,7 @@ DIRECT = Route()
 """No proxy, the machine's certificate authorities and no client certificate."""
 
 
-@record(frozen=True, slots=True)
-class ProviderSpec:
+class ProviderSpec(Struct, frozen=True):
     """A wire format plus an endpoint. `streams` is false for servers that only answer whole replies."""
 
     name: str
@@ -232,7 +225,7 @@ class ProviderSpec:
     streams: bool = True
     structured: bool = True
     """True if it constrains decoding to a JSON schema (`response_format: json_schema`)."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = {}
     route: Route = DIRECT
     endpoints: tuple[EndpointSpec, ...] = ()
     """Empty where there is one, at `base_url`."""
@@ -262,8 +255,7 @@ class ProviderSpec:
         return self.structured and self.options.get("open_schemas") == "true"
 
 
-@record(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """One model of the pool. `model` is the provider's name for it."""
 
     name: str
@@ -301,114 +293,112 @@ Unit = Literal["count", "usd", "seconds"]
 """`count`: a whole number; `usd`: micro-dollars, which are dollars wherever people read or write them."""
 
 
-@record(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """Everything that the rest of the service knows of one limit, but for the code that enforces it.
 
     It is read by the pool file's entries, the `budget` of a request, `GET /v1/models` with its description in OpenAPI,
     and `baton runs show`.
     """
 
-    name: str
     about: str
     words: str
     """The words after its value; `{s}` is the ending of the plural."""
-    unit: Unit
-    least: float
-    most: float | None
+    unit: Unit = "count"
+    least: float = 1
+    most: float | None = None
     """The range in a pool file; `least` itself is allowed only for counts and dollars."""
-    budget: float | None
+    budget: float | None = None
     """The largest value that a request's `budget` may name; None: a request cannot narrow it."""
-    unsaid: float | None
+    unsaid: float | None = None
     """A value that `baton runs show` does not mention."""
+    name: str = ""
+    """The name of its field in `Limits`."""
 
 
-def limit(
-    default: float,
-    *,
-    about: str,
-    words: str,
-    unit: Unit = "count",
-    least: float = 1,
-    most: float | None = None,
-    budget: float | None = None,
-    unsaid: float | None = None,
-) -> Any:
-    """Return a field of `Limits` with what `Limit` says of it."""
-    stated = {"words": words, "unit": unit, "least": least, "most": most, "budget": budget, "unsaid": unsaid}
-    return field(default=default, metadata={"about": about, **stated})
-
-
-@record(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits of one run. Every figure is enforced by the executor, whatever the conductor proposes.
 
     This is the one place where a limit is declared; `LIMITS` has the same by name.
     """
 
-    steps: int = limit(5, about="Steps of one round.", words="step{s} a round", most=32, budget=1_000)
-    fan_out: int = limit(4, about="Steps that may run at the same time.", words="step{s} at once", most=32)
-    rounds: int = limit(
-        1,
-        about="Workflows, one after the other: after each but the last the conductor is shown the answer and accepts "
-        "it or plans again.",
-        words="round{s}",
-        most=8,
-        budget=1_000,
-        unsaid=1,
-    )
-    depth: int = limit(
-        0,
-        about="Levels of nested workflows, which the conductor opens for a step that it takes itself; 0: none. Their "
-        "steps count to the limit of their round.",
-        words="level{s} of nested workflows",
-        least=0,
-        most=4,
-        unsaid=0,
-    )
-    attempts: int = limit(
-        4,
-        about="Provider calls for one step, retries and replacements included. Calls that a rate limit refused come on "
-        "top, at most as many.",
-        words="attempt{s} a step",
-        most=16,
-    )
-    output_tokens: int = limit(4_096, about="Output tokens of one call.", words="output token{s} a call")
-    floor_tokens: int = limit(
-        256,
-        about="Output tokens to which a call may be cut where the money that is left does not pay for more; a call "
-        "that would have to be cut further is given to a cheaper worker, or is not made.",
-        words="output token{s} a call where money is short",
-        unsaid=256,
-    )
-    tokens: int = limit(
-        400_000, about="Input and output tokens over all calls of the run, the conductor's included.", words="token{s}"
-    )
-    usd: int = limit(
-        2 * MILLION,
-        about="Dollars over all calls of the run.",
-        words="",
-        unit="usd",
-        least=0,
-        budget=1_000_000,
-    )
-    seconds: float = limit(
-        300.0,
-        about="Seconds from a request to its reply; each turn of a run that calls the caller's tools has as many.",
-        words="",
-        unit="seconds",
-        least=0,
-        most=86_400,
-        budget=86_400,
-    )
-    tool_wait: float = limit(
-        600.0,
-        about="Seconds for which a run waits for the results of the caller's tools before it expires.",
-        words=" for tool results",
-        unit="seconds",
-        least=0,
-        most=604_800,
-    )
+    steps: Annotated[int, Limit(about="Steps of one round.", words="step{s} a round", most=32, budget=1_000)] = 5
+    fan_out: Annotated[int, Limit(about="Steps that may run at the same time.", words="step{s} at once", most=32)] = 4
+    rounds: Annotated[
+        int,
+        Limit(
+            about="Workflows, one after the other: after each but the last the conductor is shown the answer and "
+            "accepts it or plans again.",
+            words="round{s}",
+            most=8,
+            budget=1_000,
+            unsaid=1,
+        ),
+    ] = 1
+    depth: Annotated[
+        int,
+        Limit(
+            about="Levels of nested workflows, which the conductor opens for a step that it takes itself; 0: none. "
+            "Their steps count to the limit of their round.",
+            words="level{s} of nested workflows",
+            least=0,
+            most=4,
+            unsaid=0,
+        ),
+    ] = 0
+    attempts: Annotated[
+        int,
+        Limit(
+            about="Provider calls for one step, retries and replacements included. Calls that a rate limit refused "
+            "come on top, at most as many.",
+            words="attempt{s} a step",
+            most=16,
+        ),
+    ] = 4
+    output_tokens: Annotated[int, Limit(about="Output tokens of one call.", words="output token{s} a call")] = 4_096
+    floor_tokens: Annotated[
+        int,
+        Limit(
+            about="Output tokens to which a call may be cut where the money that is left does not pay for more; a "
+            "call that would have to be cut further is given to a cheaper worker, or is not made.",
+            words="output token{s} a call where money is short",
+            unsaid=256,
+        ),
+    ] = 256
+    tokens: Annotated[
+        int,
+        Limit(about="Input and output tokens over all calls of the run, the conductor's included.", words="token{s}"),
+    ] = 400_000
+    usd: Annotated[
+        int,
+        Limit(
+            about="Dollars over all calls of the run.",
+            words="",
+            unit="usd",
+            least=0,
+            budget=1_000_000,
+        ),
+    ] = 2 * MILLION
+    seconds: Annotated[
+        float,
+        Limit(
+            about="Seconds from a request to its reply; each turn of a run that calls the caller's tools has as many.",
+            words="",
+            unit="seconds",
+            least=0,
+            most=86_400,
+            budget=86_400,
+        ),
+    ] = 300.0
+    tool_wait: Annotated[
+        float,
+        Limit(
+            about="Seconds for which a run waits for the results of the caller's tools before it expires.",
+            words=" for tool results",
+            unit="seconds",
+            least=0,
+            most=604_800,
+        ),
+    ] = 600.0
 
     @property
     def floor(self) -> int:
@@ -419,7 +409,7 @@ class Limits:
     def to_json(self) -> dict[str, Any]:
         """Return the limits by name, as `run.admitted` records them: those in `NEWER_LIMITS` only where they have not
         their default, because release 0.1.0 cannot read a journal that names a limit which it does not know."""
-        limits = {name: getattr(self, name) for name in Limits.__slots__}
+        limits = {name: getattr(self, name) for name in Limits.__struct_fields__}
         for name, default in NEWER_LIMITS.items():
             if limits[name] == default:
                 del limits[name]
@@ -429,7 +419,7 @@ class Limits:
     def from_json(cls, body: Mapping[str, Any]) -> "Limits":
         """Return the inverse of `to_json`. It ignores limits that it does not know, which a newer process may have
         written; one that an older process did not know has its default."""
-        return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
+        return cls(**{name: body[name] for name in Limits.__struct_fields__ if name in body})
 
 
 FIRST_LIMITS = frozenset(
@@ -437,11 +427,11 @@ FIRST_LIMITS = frozenset(
 )
 """The limits that release 0.1.0 knows."""
 NEWER_LIMITS: Mapping[str, float] = {
-    name: getattr(Limits(), name) for name in Limits.__slots__ if name not in FIRST_LIMITS
+    name: getattr(Limits(), name) for name in Limits.__struct_fields__ if name not in FIRST_LIMITS
 }
 """All other limits, with their defaults."""
 LIMITS: Mapping[str, Limit] = {
-    attribute.name: Limit(name=attribute.name, **attribute.metadata) for attribute in fields(Limits)
+    name: replace(hint.__metadata__[0], name=name) for name, hint in get_type_hints(Limits, include_extras=True).items()
 }
 """Every limit by its name."""
 
@@ -457,8 +447,7 @@ SELECTOR_ROUNDS = 2
 """The most rounds of a selector: one for the answer, and one for what becomes of it."""
 
 
-@record(frozen=True, slots=True)
-class SelectorSpec:
+class SelectorSpec(Struct, frozen=True):
     """The templates and helpers of a selector, and how it weighs cost and explores."""
 
     templates: tuple[Template, ...] = ("answer", "plan-reason", "answer-check")
@@ -487,8 +476,7 @@ class SelectorSpec:
     """The most ratings of one API key that count on one day; 0: all of them."""
 
 
-@record(frozen=True, slots=True)
-class ConductorSpec:
+class ConductorSpec(Struct, frozen=True):
     """The policy that plans for a tier. `worker` is the served model for `model`, and for a `selector` whose plan is
     one of its arms; `shape` and `workers` are for `fixed`."""
 
@@ -523,8 +511,7 @@ class ConductorSpec:
 ShadowMode = Literal["plan", "whole"]
 
 
-@record(frozen=True, slots=True)
-class ShadowSpec:
+class ShadowSpec(Struct, frozen=True):
     """The other tier, conductor or worker under which a share of a tier's runs is repeated after they have ended.
 
     Exactly one of `tier`, `conductor` and `worker` is named: another tier, a version of the tier's own conductor, or
@@ -554,8 +541,7 @@ class ShadowSpec:
         return next(f"{kind} {name}" for kind, name in kinds.items() if name)
 
 
-@record(frozen=True, slots=True)
-class PromotionSpec:
+class PromotionSpec(Struct, frozen=True):
     """The conditions under which another conductor may take over a tier's runs, and under which it keeps them.
 
     Each difference is that of the candidate less the live one; a condition holds if the unfavourable end of its
@@ -583,8 +569,7 @@ OnExpiry = Literal["refuse", "fallback-plan"]
 """The two ends of a wait for an approval: the run ends, or it goes on with a plan that needs none."""
 
 
-@record(frozen=True, slots=True)
-class ApprovalRule:
+class ApprovalRule(Struct, frozen=True):
     """The rule by which plans of a tier need an approval: `[tiers.NAME.approval]`. Money is in micro-dollars."""
 
     always: bool = False
@@ -601,8 +586,7 @@ REQUESTED, TIER = "requested", "tier"
 """The reasons for which every plan of a run needs an approval: its request asks for it, or its tier does."""
 
 
-@record(frozen=True, slots=True)
-class ApprovalTerms:
+class ApprovalTerms(Struct, frozen=True):
     """The terms of one run. Money is in micro-dollars, `seconds` is how long a plan waits for a decision."""
 
     reasons: tuple[str, ...] = ()
@@ -641,8 +625,7 @@ class ApprovalTerms:
         )
 
 
-@record(frozen=True, slots=True)
-class Tier:
+class Tier(Struct, frozen=True):
     """The model as callers choose it. `efforts` maps each effort level to its limits and holds `effort`."""
 
     name: str
@@ -667,8 +650,7 @@ class Tier:
         return name if kind == "tier" else self.name
 
 
-@record(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """The settings of evaluation: whether arms of tiers are served (`arms.py`), and which models may conduct in them in
     addition to a tier's own."""
 
@@ -676,8 +658,7 @@ class Evaluation:
     conductors: tuple[str, ...] = ()
 
 
-@record(frozen=True, slots=True)
-class Catalog:
+class Catalog(Struct, frozen=True):
     """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), recorded with each run."""
 
     providers: Mapping[str, ProviderSpec]

@@ -13,17 +13,17 @@ or an operator and the watch over promotions, undo the same thing once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
-from app.core.records import record
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.sampling import draw
 
 ChangeKind = Literal["loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded"]
 
 
-@record(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One decision about a version of a conductor, or about what serves a tier."""
 
     id: str
@@ -41,8 +41,7 @@ class Change:
     """Findings: golden prompts, comparisons."""
 
 
-@record(frozen=True, slots=True)
-class VersionsInForce:
+class VersionsInForce(Struct, frozen=True):
     """The versions that conduct, or what serves a tier, after all changes so far. The empty version is the model that
     the pool file names, or the tier's own definition."""
 
@@ -62,8 +61,7 @@ def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
     return versions
 
 
-@record(frozen=True, slots=True)
-class HistoryEntry:
+class HistoryEntry(Struct, frozen=True):
     """One change of a conductor, or of what serves a tier, and the versions that are in force from it on."""
 
     change: Change

@@ -19,7 +19,8 @@ concerns a run is pinned when it is admitted, so that a later pool file neither 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+
+from msgspec import Struct
 
 from app.core.message.chat import (
     SAMPLING,
@@ -35,7 +36,6 @@ from app.core.message.chat import (
 )
 from app.core.pool.catalog import REQUESTED, TIER, Amount, ApprovalTerms, Card, Catalog, Tier, Worker, attributes
 from app.core.pool.rules import SOURCES, Match, Reading
-from app.core.records import record
 
 NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
 NOT_CLEARED = "not cleared for"
@@ -72,8 +72,7 @@ ENOUGH = 2
 """Workers that a run keeps although they are ejected: one to call, and one to take over from it."""
 
 
-@record(frozen=True, slots=True)
-class Overrides:
+class Overrides(Struct, frozen=True):
     """The caller's `baton.pool`: `allow` empty means all; `pin` forces every step onto one worker."""
 
     allow: frozenset[str] = frozenset()
@@ -81,12 +80,11 @@ class Overrides:
     pin: str | None = None
 
 
-@record(frozen=True, slots=True)
-class Eligible:
+class Eligible(Struct, frozen=True):
     """The workers that may see this task, in the tier's order, and why the others may not."""
 
     workers: tuple[Worker, ...]
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = {}
 
     @property
     def blamed(self) -> str | None:
@@ -94,8 +92,7 @@ class Eligible:
         return next((BLAMED[reason] for reason in self.excluded.values() if reason in BLAMED), None)
 
 
-@record(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """The abilities that a task demands of each worker. `context` is the conversation's likely size, in tokens."""
 
     images: bool

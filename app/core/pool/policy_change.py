@@ -14,19 +14,19 @@ is derived from them.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Catalog, Tier, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import CALLER, CONDUCTOR, SOURCES, STEP, Reading
 from app.core.pool.serving import definition
-from app.core.records import record
 from app.errors import ConfigInvalid
 
 MOST_LABELS = 16
 """Labels whose sets are enumerated, at most: 65,536 sets for each recipient."""
 
 
-@record(frozen=True, slots=True)
-class Recipient:
+class Recipient(Struct, frozen=True):
     """Somebody who is shown a tier's requests. A worker that moves to another address is another recipient."""
 
     role: str
@@ -36,8 +36,7 @@ class Recipient:
     addresses: tuple[str, ...]
 
 
-@record(frozen=True, slots=True)
-class Widening:
+class Widening(Struct, frozen=True):
     """A witness: under the new file this recipient may read words of this tier with exactly these labels and sources,
     and under the old file it may not."""
 
@@ -160,8 +159,7 @@ class Bits:
         return Reading(names - SOURCES, names & SOURCES)
 
 
-@record(frozen=True, slots=True)
-class Permissions:
+class Permissions(Struct, frozen=True):
     """A recipient's permissions, as sets of bits."""
 
     worker: Worker

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.policy_change import Widening, labels_of, recipients
 from app.core.pool.rules import CALLER, SOURCES, Reading, Rule
-from app.core.records import record
 
 
-@record(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """The recipients that may be shown a tier's requests with exactly these labels, and why the others may not."""
 
     tier: str

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
-
-from app.core.records import record
+from msgspec import Struct
 
 WINDOW_SECONDS = 60.0
 """The seconds for which what was counted stays in a window."""
@@ -35,8 +34,7 @@ Unit = Literal["requests", "tokens"]
 Reason = Literal["requests", "tokens", "concurrency"]
 
 
-@record(frozen=True, slots=True)
-class RateLimits:
+class RateLimits(Struct, frozen=True):
     """The limits of one key, tenant or user; None: no limit."""
 
     rpm: int | None = None
@@ -47,8 +45,7 @@ class RateLimits:
         return not (self.rpm is None and self.tpm is None and self.concurrency is None)
 
 
-@record(frozen=True, slots=True)
-class RateRequest:
+class RateRequest(Struct, frozen=True):
     """One request, under every limit that holds for it: it counts in all of these windows, or in none."""
 
     limits: tuple[tuple[str, RateLimits], ...]
@@ -61,8 +58,7 @@ class RateRequest:
     """The tokens that are reserved for its run."""
 
 
-@record(frozen=True, slots=True)
-class RunUse:
+class RunUse(Struct, frozen=True):
     """A run's row, as far as rates are concerned."""
 
     seq: int
@@ -74,8 +70,7 @@ class RunUse:
     ended_at: float | None = None
 
 
-@record(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """One unit of a window, as response headers show it."""
 
     unit: Unit
@@ -85,8 +80,7 @@ class Figures:
     """Seconds until the window is empty, if nothing more is counted."""
 
 
-@record(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The window and the limit that a request has reached, and the seconds after which it is worth trying again: when
     the request fits, if open runs use nothing of what is reserved for them."""
 
@@ -95,8 +89,7 @@ class Refusal:
     seconds: float
 
 
-@record(frozen=True, slots=True)
-class RateReply:
+class RateReply(Struct, frozen=True):
     """The outcome of a request: the figures of its windows after it, and why it was refused, if it was."""
 
     figures: tuple[Figures, ...]

@@ -11,7 +11,7 @@ nobody needs a clearance for it, and what is derived from the words does not inh
 
 from collections.abc import Iterable
 
-from app.core.records import record
+from msgspec import Struct
 
 ATTRIBUTES = ("worker", "provider", "region", "retention", "clearance")
 """The attributes of workers that a rule can ask for."""
@@ -22,8 +22,7 @@ SOURCES = frozenset({CALLER, TOOL, CONDUCTOR, STEP})
 NOTHING: frozenset[str] = frozenset()
 
 
-@record(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The labels of everything that somebody reads, and the sources of its words."""
 
     labels: frozenset[str] = NOTHING
@@ -34,8 +33,7 @@ class Reading:
         return Reading(self.labels | other.labels, self.sources | other.sources)
 
 
-@record(frozen=True, slots=True)
-class Attributes:
+class Attributes(Struct, frozen=True):
     """The attributes of a worker that rules know: one value of each but `clearance`, which has any number."""
 
     worker: str
@@ -54,8 +52,7 @@ class Attributes:
         return frozenset({value})
 
 
-@record(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """Values of attributes. A worker matches if it has one of the values of each attribute that has any."""
 
     worker: frozenset[str] = frozenset()
@@ -73,8 +70,7 @@ class Match:
         return True
 
 
-@record(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule. Without `allow` every worker is allowed, without `deny` none is denied."""
 
     name: str
@@ -91,8 +87,7 @@ class Rule:
         return self.deny is None or not self.deny.fits(worker)
 
 
-@record(frozen=True, slots=True)
-class ExcludingRule:
+class ExcludingRule(Struct, frozen=True):
     """A rule that keeps one worker from all requests that carry these labels."""
 
     name: str

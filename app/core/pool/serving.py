@@ -9,8 +9,9 @@ Callers still name the tier, and its limits, its approvals and the keys that may
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import LIMITS, Catalog, ConductorSpec, Limits, Tier
 

@@ -7,10 +7,12 @@ changed. Sets become sorted lists, fields keep their names; there is nothing sec
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Catalog
 
@@ -42,8 +44,8 @@ def restore_catalog(data: bytes) -> Catalog:
 def _plain(value: Any) -> Any:
     if type(value) in SCALARS:
         return value
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, frozenset):
@@ -55,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 def _record(kind: Any, value: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
-    names = [field.name for field in fields(kind) if field.name in value]
+    names = [name for name in kind.__struct_fields__ if name in value]
     return kind(**{name: _build_value(hints[name], value[name]) for name in names})
 
 
@@ -72,7 +74,7 @@ def _build_value(kind: Any, value: Any) -> Any:
         if value is None:
             return None
         return _build_value(next(argument for argument in arguments if argument is not type(None)), value)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, Struct):
         return _record(kind, value)
     if origin is Mapping:
         return {name: _build_value(arguments[1], entry) for name, entry in value.items()}

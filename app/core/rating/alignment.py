@@ -8,6 +8,8 @@ alone. Every figure is that of `comparison.py`; money is in micro-dollars in the
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from app.core.pool.catalog import MILLION
 from app.core.rating.comparison import (
     USER,
@@ -19,7 +21,6 @@ from app.core.rating.comparison import (
     differences_to_json,
     same_text,
 )
-from app.core.records import record
 
 Alignment = Literal["subtask", "worker", "place", "alone"]
 """The way in which two steps were matched."""
@@ -36,8 +37,7 @@ def hash_unreadable(_ref: str) -> str:
     return ""
 
 
-@record(frozen=True, slots=True)
-class AlignedSteps:
+class AlignedSteps(Struct, frozen=True):
     """Two steps side by side, each with its place in its run; None where a run has no such step."""
 
     first: tuple[str, StepFigures] | None
@@ -93,8 +93,7 @@ def _difference(first: StepFigures, other: StepFigures) -> dict[str, float]:
     }
 
 
-@record(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(Struct, frozen=True):
     """Two runs, the second against the first. Pairs are in the order of the first run; then come the steps that only
     the second one has."""
 

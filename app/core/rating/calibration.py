@@ -7,19 +7,19 @@ A call that failed is no trial.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.pool.catalog import CalibrationResult, Catalog, Worker
 from app.core.pool.snapshot import seal_catalog
 from app.core.rating.intervals import NORMAL_QUANTILE
-from app.core.records import record
 
 SOURCE = "calibration"
 """The source of such ratings among the ratings of runs."""
 
 
-@record(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One task given to one worker. `worker`, `model`, `version` and `task` name it; a later one takes its place."""
 
     worker: str
@@ -47,8 +47,7 @@ class Trial:
         return (self.worker, self.model, self.version, self.task)
 
 
-@record(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """A pass rate with its 95 % interval (Wilson's, which holds for few trials and at both ends)."""
 
     passed: float

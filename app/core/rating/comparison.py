@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores
-from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
 from app.core.run.fold import fold
@@ -42,8 +43,7 @@ def compare_unreadable(_first: str, _second: str) -> bool | None:
 # -- one run
 
 
-@record(frozen=True, slots=True)
-class Recipient:
+class Recipient(Struct, frozen=True):
     """A recipient of words of the run, and what it was shown: the caller's words, or the outputs of steps."""
 
     recipient: str
@@ -59,8 +59,7 @@ class Recipient:
         return {"recipient": self.recipient, "role": self.role, "step": self.place or None, "saw": list(self.saw)}
 
 
-@record(frozen=True, slots=True)
-class StepFigures:
+class StepFigures(Struct, frozen=True):
     """A step of one run: who was to work on it, who did, and what it used."""
 
     n: int
@@ -95,8 +94,7 @@ class StepFigures:
         }
 
 
-@record(frozen=True, slots=True)
-class RunFigures:
+class RunFigures(Struct, frozen=True):
     """One run as a comparison sees it."""
 
     run: str
@@ -221,8 +219,7 @@ def _saw(access: Access, at: Mapping[int, str]) -> tuple[str, ...]:
 # -- two runs
 
 
-@record(frozen=True, slots=True)
-class AlignedStep:
+class AlignedStep(Struct, frozen=True):
     """The steps of two runs at one place; None where a run has none there."""
 
     place: str
@@ -243,8 +240,7 @@ class AlignedStep:
         }
 
 
-@record(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Two runs of one task, the second against the first."""
 
     first: RunFigures
@@ -352,8 +348,7 @@ def in_unit(metric: str, value: float | None) -> float | None:
 # -- many pairs
 
 
-@record(frozen=True, slots=True)
-class PairedDifference:
+class PairedDifference(Struct, frozen=True):
     """One metric over the pairs in which both runs have it. Means are in the unit of the metric."""
 
     metric: str

@@ -19,13 +19,13 @@ and the probabilities are those under it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from heapq import nlargest
 from math import exp
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.rating.posterior import Estimate
-from app.core.records import record
 
 DRAWS = 64
 """Draws from the posterior of which each arm wins some."""
@@ -39,15 +39,14 @@ Normals = Callable[[int], Sequence[float]]
 """Gives so many draws from the standard normal distribution."""
 
 
-@record(frozen=True, slots=True)
-class ArmChoice:
+class ArmChoice(Struct, frozen=True):
     """Probabilities by arm, and the arm that was drawn from them."""
 
     candidates: Mapping[str, float]
     action: str
     best: str
     """The arm that is best at the posterior's mean."""
-    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    predicted: Mapping[str, Mapping[str, float]] = {}
     """The expected success and cost of the action and of the best arms: see the module's docstring."""
 
     @property
@@ -56,8 +55,7 @@ class ArmChoice:
         return self.candidates[self.action]
 
 
-@record(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A choice with everything that is journaled of it."""
 
     choice: ArmChoice
@@ -66,12 +64,12 @@ class Decision:
     features: str
     explore: float
     seed: str
-    masked: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    left: Mapping[str, float] = field(default_factory=dict)
+    masked: Mapping[str, Mapping[str, float]] = {}
+    left: Mapping[str, float] = {}
     """The amount that the run could still hold when arms were masked."""
     lent: float = 0.0
     """The share of the tenant's choices that other tenants' beliefs decide."""
-    embedder: Mapping[str, str] = field(default_factory=dict)
+    embedder: Mapping[str, str] = {}
     """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
     nothing."""
 

@@ -8,14 +8,16 @@ micro-dollars here and in dollars in what `Report.figures` returns.
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
 from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores, sign
-from app.core.records import record
 from app.core.run.events import Event, Json
 from app.core.run.kinds import DRIVER_LOST, TERMINAL, Kind
 
@@ -83,8 +85,7 @@ class TooManyGroups(Exception):
     """A grouping has more than `MOST_GROUPS` groups; the message is its name."""
 
 
-@record(frozen=True, slots=True)
-class JournaledRun:
+class JournaledRun(Struct, frozen=True):
     """A run as a report reads it. `events` has at least the events of the kinds in `REPORTED_KINDS`, in their order. It
     is empty where one of them is not JSON."""
 
@@ -111,8 +112,7 @@ class JournaledRun:
         return str(self.events[0].body.get("catalog", ""))
 
 
-@record(frozen=True, slots=True)
-class ReportOptions:
+class ReportOptions(Struct, frozen=True):
     """The choices of whoever asks for a report."""
 
     by: tuple[str, ...] = ("tier",)
@@ -365,8 +365,7 @@ class _MostExpensiveRuns:
         return counts
 
 
-@dataclass(slots=True)
-class _AccessLists:
+class _AccessLists(Struct):
     """Tokens that access lists kept out of calls."""
 
     calls: int = 0
@@ -422,8 +421,7 @@ def _hidden(account: _RunAccount, call: _Call, planned: Json) -> Iterator[int]:
             yield usage.output - usage.reasoning
 
 
-@record(frozen=True, slots=True)
-class CheapestComparison:
+class CheapestComparison(Struct, frozen=True):
     """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST_METHOD`), in
     micro-dollars, with the worker at whose price that is."""
 
@@ -485,8 +483,7 @@ def _compare_account_with_cheapest(
     return CheapestComparison(sum(int(call.outcome["usd"]) for call in calls), costs[cheapest], cheapest)
 
 
-@record(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """The cause and the shape of failures of one cluster."""
 
     level: str

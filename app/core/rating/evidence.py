@@ -7,8 +7,10 @@ the one that was played.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.templates import (
     ACCEPT,
@@ -23,15 +25,13 @@ from app.core.plan.templates import (
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
-from app.core.records import record
 from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 
 ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
 """The kinds of events from which the arm that was played is read."""
 
 
-@record(frozen=True, slots=True)
-class RatedRun:
+class RatedRun(Struct, frozen=True):
     """A rating with the run that it is about. `answered` is True if the run has an answer that no fallback gave, `usd`
     is its cost, `given` are all of its ratings, and `seen` are its stored features, None if they were erased."""
 
@@ -44,8 +44,7 @@ class RatedRun:
     seen: bytes | None
 
 
-@record(frozen=True, slots=True)
-class PolicyState:
+class PolicyState(Struct, frozen=True):
     """A learned posterior of a policy; each write has the number after the one that it replaces, from 1 on."""
 
     number: int
@@ -91,8 +90,7 @@ def _models(events: Sequence[Event]) -> Mapping[str, str]:
     return {call.worker: call.model for call in facts(events, CallIntended) if call.n is not None and call.model}
 
 
-@record(frozen=True, slots=True)
-class PlayedArm:
+class PlayedArm(Struct, frozen=True):
     """The arm that a rating is about; `is_whole` is True if the run's cost is the arm's."""
 
     arm: Arm
@@ -124,8 +122,7 @@ def arm_played(events: Sequence[Event]) -> PlayedArm | None:
     return PlayedArm(build_follow_up_arm(name, first), is_whole=False)
 
 
-@record(frozen=True, slots=True)
-class _Round:
+class _Round(Struct, frozen=True):
     """An accepted plan: the decision behind it, and the workers that really worked, in the order of the steps."""
 
     decision: Mapping[str, Any]

@@ -16,10 +16,10 @@ change is found sooner, but workers that are much alike and asked equally often 
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Any
 
-from app.core.records import record
+from msgspec import Struct
+from msgspec.structs import replace
 
 LEAST_EVIDENCE = 10.0
 """The log likelihood ratio of the ratings of two workers from which on they are taken to have exchanged."""
@@ -29,14 +29,13 @@ FIRST_RATINGS = 600
 """The ratings of a selector that are no evidence."""
 
 
-@record(frozen=True, slots=True)
-class Exchanges:
+class Exchanges(Struct, frozen=True):
     """The workers that have exchanged, and the evidence for more of them. A worker is named with its model, as in the
     parts of a posterior."""
 
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = {}
     """By worker: the name under which it is known; its own one where it is missing."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, float] = {}
     """By worker and another name, with a space between: the log likelihood ratio of the worker's ratings, for what is
     known under that name and against what the worker is believed to be."""
 

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.message.chat import Message
-from app.core.records import record
 
 VERSION = "words-2"
 WIDTH = 1024
@@ -40,8 +41,7 @@ LONG_NUMBER_DIGITS = 4
 """The number of digits from which on the first two are a feature, too."""
 
 
-@record(frozen=True, slots=True)
-class Features:
+class Features(Struct, frozen=True):
     """A request as numbers. `words` are (place, value) pairs in the order of the places; the `COUNTED` `counts` are
     roughly within -3 and 3: the text's length, its numbers, the digits of the longest of them, its words and signs, and
     how many of these had been there before. `vector` is an embedding as `placed` makes it, or empty. `answer` is what a

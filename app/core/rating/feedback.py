@@ -9,8 +9,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.message.chat import Message
-from app.core.records import copy_with, record
 from app.core.run.events import Event, Kind, RunCancelAsked, facts
 
 FeedbackKind = Literal["explicit", "grader", "implicit"]
@@ -20,8 +22,7 @@ AGAIN_SECONDS = 600.0
 """Seconds within which the same question from the same key counts as asked again."""
 
 
-@record(frozen=True, slots=True)
-class Feedback:
+class Feedback(Struct, frozen=True):
     """One rating of one run. `score` is from 0 (worthless) to 1 (right); it or `label` is there."""
 
     id: str
@@ -44,7 +45,7 @@ def identify(rating: Feedback, rule: str = "") -> Feedback:
     rule in full, which distinguishes graders of one kind."""
     parts = (rating.run, rating.kind, rating.source, rating.version, rule)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return copy_with(rating, id=f"fb_{digest[:32]}")
+    return replace(rating, id=f"fb_{digest[:32]}")
 
 
 def latest_scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, Mapping[str, float]]:

@@ -20,13 +20,14 @@ from functools import cached_property
 from math import sqrt
 from typing import Literal
 
+from msgspec import Struct
+
 from app.core.message.chat import Usage, sum_usages, usage_from_json
 from app.core.plan.pricing import BYTES_A_TOKEN
 from app.core.plan.workflow import critical_path_seconds, step_depths, topology
 from app.core.pool.catalog import Limits, Worker
 from app.core.pool.policy import worst_case
 from app.core.rating.economics import JournaledRun
-from app.core.records import record
 from app.core.run.events import Json
 from app.core.run.kinds import TERMINAL, Kind
 
@@ -57,8 +58,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 """The probabilities of the three quantiles in a `Spread`."""
 
 
-@record(frozen=True, slots=True)
-class ExecutedStep:
+class ExecutedStep(Struct, frozen=True):
     """A step as it was executed, all of its calls together. `bytes` are those of its request; 0 where it had several or
     none."""
 
@@ -69,8 +69,7 @@ class ExecutedStep:
     seconds: float
 
 
-@record(frozen=True, slots=True)
-class PlannedStep:
+class PlannedStep(Struct, frozen=True):
     """A step of a plan. `bytes` are those of its request without what earlier steps will have written; `inputs` are the
     earlier steps that it reads."""
 
@@ -82,8 +81,7 @@ class PlannedStep:
     """The largest number of its output tokens."""
 
 
-@record(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Three quantiles, and the largest value that the limits allow."""
 
     p10: float
@@ -92,8 +90,7 @@ class Spread:
     most: float
 
 
-@record(frozen=True, slots=True)
-class StepForecast:
+class StepForecast(Struct, frozen=True):
     """The forecast of one step: its money, its time, its tokens, and what they rest on."""
 
     worker: str
@@ -107,8 +104,7 @@ class StepForecast:
     """False if the pool file has no price for the worker: then the money is 0, and says nothing."""
 
 
-@record(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """The forecast of a plan."""
 
     usd: Spread

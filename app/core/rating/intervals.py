@@ -16,7 +16,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from statistics import fmean, pvariance, variance
 
-from app.core.records import record
+from msgspec import Struct
 
 LEVEL = 0.05
 """The probability of an interval that does not hold."""
@@ -32,8 +32,7 @@ MOST_NEEDED = 10_000_000
 """The most values that `sample_size` reports: nobody waits for more."""
 
 
-@record(frozen=True, slots=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A value with the ends of its interval, which are infinite where nothing is known."""
 
     value: float

@@ -26,15 +26,16 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.templates import ANSWERED, Arm
 from app.core.pool.catalog import Price, SelectorSpec, Worker
 from app.core.rating.exchange import FIRST_RATINGS, Exchanges
 from app.core.rating.features import COUNTED, WIDTH, Features, words
-from app.core.records import record
 
 VERSION = "posterior-3"
 ANSWERING = "main:"
@@ -84,17 +85,16 @@ Weight = tuple[float, float]
 """Mean and variance."""
 
 
-@record(frozen=True, slots=True)
-class PossibleChange:
+class PossibleChange(Struct, frozen=True):
     """Beliefs about workers as if some had changed at a certain moment, and the evidence for it since.
 
     Workers are named by the part of the one that answers. What has had no ratings since the moment is missing: if the
     worker has changed, `KEPT_SHARE` of the usual belief is left.
     """
 
-    weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[int, Weight]] = {}
     """By part and place, as in a posterior: what was left at the moment, with the ratings since."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, float] = {}
     """By part: the log likelihood ratio of the worker's ratings since, for these beliefs and against the usual ones."""
     ratings: float = 0.0
     """The ratings since."""
@@ -125,13 +125,12 @@ def _log_mixture(evidence: float) -> float:
     return largest + math.log(changed + unchanged)
 
 
-@record(frozen=True, slots=True)
-class Posterior:
+class Posterior(Struct, frozen=True):
     """The beliefs that a selector has after `ratings` ratings. A part or place that is missing stands at its prior."""
 
-    weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[int, Weight]] = {}
     """By part and place."""
-    bills: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    bills: Mapping[str, tuple[float, float]] = {}
     """By arm: the number of its bills and their mean in micro-dollars."""
     ratio: tuple[float, float] = (0.0, 1.0)
     """The number of bills of all arms, and how many times what prices suggest they are on average."""
@@ -142,7 +141,7 @@ class Posterior:
     """The change that is looked for; None where no rating has been learned since there is one."""
     changes: int = 0
     """The number of changes and exchanges of workers that were found."""
-    exchanges: Exchanges = field(default_factory=Exchanges)
+    exchanges: Exchanges = Exchanges()
     """The workers that are known under another one's name."""
 
     def to_json(self) -> bytes:
@@ -301,8 +300,7 @@ def _strength_inputs(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...
     return words(" ".join(strengths))
 
 
-@record(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """An arm's log-odds of a right answer (mean and deviation), and what of its worth the costs leave."""
 
     arm: Arm
@@ -397,8 +395,7 @@ def estimate_bill(arm: Arm, prices: Mapping[str, Price]) -> float:
     return sum([price.input * USUAL_INPUT_TOKENS + price.output * USUAL_OUTPUT_TOKENS for price in known]) / 1e6
 
 
-@record(frozen=True, slots=True)
-class Rating:
+class Rating(Struct, frozen=True):
     """One run as it is learned: the arm that was played on a request, its cost, and its score.
 
     `before` is the score of the run until now, None if it had none; a changed score moves the means by the difference
@@ -412,7 +409,7 @@ class Rating:
     """Micro-dollars; None where the cost of the arm alone is not known."""
     at: float
     before: float | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] = {}
     """The models of the workers that answered, where they are known; else they are those of the catalog."""
     weight: float = 1.0
     """The part of a whole rating that it counts for, above 0 and up to 1."""

@@ -9,15 +9,16 @@ rolled back by chance.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.pool.catalog import MILLION, PromotionSpec
 from app.core.rating import intervals
 from app.core.rating.economics import JournaledRun, ReportOptions, Success, verdict
 from app.core.rating.intervals import LEVEL, Interval
-from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, RunAdmitted, RunEnd, facts
 
 VERDICTS: Final[tuple[Success, ...]] = ("graders", "feedback")
@@ -26,8 +27,7 @@ Method = Literal["paired", "apart"]
 Outcome = Literal["holds", "breached", "open"]
 
 
-@record(frozen=True, slots=True)
-class ComparedRun:
+class ComparedRun(Struct, frozen=True):
     """One run as it is compared. Money is in micro-dollars, times are in seconds."""
 
     run: str
@@ -49,8 +49,7 @@ class ComparedRun:
     """The subject that served it in place of the tier's own definition; empty where the tier's own did."""
 
 
-@record(frozen=True, slots=True)
-class ShadowedRun:
+class ShadowedRun(Struct, frozen=True):
     """A live run and its shadow. `same_answer` is None where that is not known."""
 
     live: ComparedRun
@@ -100,8 +99,7 @@ def summarize_run(run: JournaledRun) -> ComparedRun:
 # -- figures
 
 
-@record(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One figure of both sides. `difference` is absolute, `relative` a share of the live mean; None: not defined."""
 
     name: str
@@ -141,8 +139,7 @@ def _number(value: float) -> float | None:
     return round(value, 9)
 
 
-@record(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """All figures of a candidate against what is live."""
 
     method: Method
@@ -179,8 +176,7 @@ def _by_name(figures: Sequence[Figure | None]) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures if figure is not None}
 
 
-@record(frozen=True, slots=True)
-class PairedValue:
+class PairedValue(Struct, frozen=True):
     """One value of a live run and of its shadow."""
 
     cluster: str
@@ -366,8 +362,7 @@ def _amounts(
 # -- conditions
 
 
-@record(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """One condition of a promotion with its evidence."""
 
     name: str

@@ -1,21 +1,19 @@
 """A selector's posterior under the name by which the journal knows it."""
 
-from dataclasses import field
+from msgspec import Struct
 
 from app.core.rating.posterior import Posterior, digest
-from app.core.records import record
 
 POLICY = "selector-3"
 """The version of how choices are made; the tier's name follows in a policy's id."""
 
 
-@record(frozen=True, slots=True)
-class PublishedPosterior:
+class PublishedPosterior(Struct, frozen=True):
     """A posterior as it stands in the database: its number there, and its hash."""
 
-    posterior: Posterior = field(default_factory=Posterior)
+    posterior: Posterior = Posterior()
     number: int = 0
-    hash: str = field(default_factory=lambda: digest(Posterior().to_json()))
+    hash: str = digest(Posterior().to_json())
 
     @property
     def version(self) -> str:
@@ -34,15 +32,14 @@ OWN_RATINGS = 100
 """The ratings of its own after which a tenant lets the others decide half as often as before the first."""
 
 
-@record(frozen=True, slots=True)
-class Beliefs:
+class Beliefs(Struct, frozen=True):
     """The posterior by which a tenant's requests are decided, and those of the tenants that may decide in its place.
 
     `ratings` counts the tenant's own. With `share` as the most that one other tenant may decide, each of them decides
     at most that share of the requests, whatever it has rated: so it cannot change the expected reward by more.
     """
 
-    published: PublishedPosterior = field(default_factory=PublishedPosterior)
+    published: PublishedPosterior = PublishedPosterior()
     ratings: int = 0
     peers: tuple[PublishedPosterior, ...] = ()
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
-from app.core.records import record
 from app.core.sampling import draw
 
 Reason = str
@@ -59,8 +59,7 @@ def shadow_id(run: str) -> str:
     return f"{prefix}_{rest[:11]}{digest[:20]}"
 
 
-@record(frozen=True, slots=True)
-class ShadowNotes:
+class ShadowNotes(Struct, frozen=True):
     """The knowledge of engines about one tier's shadows. Times are seconds since 1970."""
 
     mark: float = 0.0

@@ -8,7 +8,8 @@ tenant's requests are decided. An own part is a `Posterior` whose weights are su
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.posterior import (

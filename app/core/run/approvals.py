@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
 from app.core.pool.policy import NOT_APPROVED
-from app.core.records import record
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 
 PRICE, FURTHER = "price", "further_plan"
@@ -28,8 +29,7 @@ EXPIRED, REFUSED = "approval_expired", "approval_refused"
 """The errors of runs whose plan was not approved in time, or was refused."""
 
 
-@record(frozen=True, slots=True)
-class Approval:
+class Approval(Struct, frozen=True):
     """The approval of one plan. `max_usd` caps what the run may spend in all, in micro-dollars."""
 
     digest: str

@@ -28,17 +28,17 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from app.core.message.chat import Message, Usage, run_of, sum_usages
 from app.core.pool.catalog import MILLION, Amount
-from app.core.records import record
 from app.core.run.events import RunSucceeded
 from app.core.run.progress import parent_of
 from app.core.run.state import Call, Exchange, RunState, StepState
 from app.errors import Conflict, InvalidRequest
 
 
-@record(frozen=True, slots=True)
-class Bill:
+class Bill(Struct, frozen=True):
     """The present turn's usage as its caller sees it, and the whole run's.
 
     `visible` follows OpenAI's identity; `visible + orchestration = turn`, exactly, in all counts but `Usage.written`,
@@ -140,8 +140,7 @@ FINISH, USAGE, DONE = 1, 2, 3
 """The events after the text."""
 
 
-@record(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """The first `chars` characters of what the answering step's attempt of that number says; attempts count from 1."""
 
     attempt: int = 1
@@ -271,8 +270,7 @@ ResultsKind = Literal["go_on", "repeat", "history"]
 """`repeat`: the results are those that the present turn began with, or the same ids with others."""
 
 
-@record(frozen=True, slots=True)
-class ReturnedResults:
+class ReturnedResults(Struct, frozen=True):
     """Results for calls of one run, by the ids that were issued, in the caller's order; and what the user says after
     them."""
 

@@ -1,12 +1,13 @@
 """The facts that a driver writes where they follow from its state or its command; `events.py` has the records."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
-from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.caller_view import bill
 from app.core.run.events import (
@@ -50,8 +51,7 @@ def plan_opened(command: Propose, conductor: str, order: Sequence[str], *, insta
     )
 
 
-@record(frozen=True, slots=True)
-class WrittenStep:
+class WrittenStep(Struct, frozen=True):
     """A step of a plan with the refs of its texts: its subtask, and the conductor's reasons for the worker and for the
     access list. The subtask has lost the labels `declassified`."""
 
@@ -197,7 +197,7 @@ def run_awaiting_approval(
         usd=state.usd,
         notifies=notifies,
     )
-    return copy_with(question, digest=approvals.subject_digest(state.run, state.admitted.task, question))
+    return replace(question, digest=approvals.subject_digest(state.run, state.admitted.task, question))
 
 
 def _access_by_worker(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
@@ -250,7 +250,7 @@ def run_resumed(turn: Turn, once: str) -> RunResumed:
 def run_ended(state: RunState, command: Finish) -> RunEnd:
     """Return the terminal fact: which step answered, by the ref of its text, and what the run used."""
     make = ENDS[command.kind]
-    state = copy_with(state, end=make(step=command.step, stopped=command.stopped))
+    state = replace(state, end=make(step=command.step, stopped=command.stopped))
     answer, finish, fell_back = "", None, False
     if command.step is not None:
         step = state.steps[command.step]

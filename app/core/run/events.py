@@ -13,16 +13,15 @@ seconds since 1970, durations in seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import orjson
+from msgspec import NODEFAULT, Struct, structs
 
 from app.core.message.chat import Usage, usage_from_json, usage_to_json
 from app.core.plan.workflow import Access, access_from_list
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import ApprovalTerms, Limits
-from app.core.records import record
 from app.core.run.identifiers import Trace
 from app.core.run.kinds import COPIES, Mode, OnDisconnect, OriginKind
 from app.core.run.kinds import TERMINAL as TERMINAL
@@ -39,12 +38,27 @@ Converter = Callable[[Any], Any] | None
 """The function that turns the value of a field into JSON, or back; None where the value is JSON as it is."""
 
 
-@record(frozen=True, slots=True)
-class NamedCall:
+class NamedCall(Struct, frozen=True):
     """One tool call: the id under which the caller knows it, and the tool's name."""
 
     id: str
     name: str
+
+
+class InJson(Struct, frozen=True):
+    """The place of a field in the JSON, where that is not simply the field under its own name."""
+
+    key: str = ""
+    """The name of the JSON field, where that is no name in Python."""
+    present_with: str = ""
+    """The field without which (where that is None) the JSON leaves this one out."""
+    is_left_out: bool = False
+    """True if the JSON leaves the field out while it has its default."""
+
+
+T = TypeVar("T")
+LeftOut = Annotated[T, InJson(is_left_out=True)]
+"""A field that the JSON leaves out while it has its default."""
 
 
 class FieldEncoding(NamedTuple):
@@ -60,26 +74,16 @@ class FieldEncoding(NamedTuple):
 
 
 class FieldDecoding(NamedTuple):
-    """The reading of one field from JSON; `default` is MISSING where there is none."""
+    """The reading of one field from JSON; `default` is NODEFAULT where there is none."""
 
     key: str
     decode: Converter
     default: Any
 
 
-def optional(default: Any, *, key: str = "", present_with: str = "") -> Any:
-    """Return a field that the JSON leaves out while it has its default; or, with `present_with`, while the field of
-    that name is None.
-
-    `key` is the name of the JSON field where that is no name in Python.
-    """
-    return field(default=default, metadata={"optional": True, "key": key, "present_with": present_with})
-
-
-class Fact:
+class Fact(Struct, frozen=True):
     """The base of the records in `events.py`. `kind` is the kind of event that a class stands for."""
 
-    __slots__ = ()
     kind: ClassVar[Kind]
     encodings: ClassVar[tuple[FieldEncoding, ...]]
     decodings: ClassVar[tuple[FieldDecoding, ...]]
@@ -103,7 +107,7 @@ class Fact:
         for key, decode, default in cls.decodings:
             if key in body:
                 values.append(body[key] if decode is None else decode(body[key]))
-            elif default is not MISSING:
+            elif default is not NODEFAULT:
                 values.append(default)
             else:
                 raise KeyError(key)
@@ -113,45 +117,46 @@ class Fact:
 F = TypeVar("F", bound=Fact)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def fact(kind: Kind) -> Callable[[type[F]], type[F]]:
     """Make a class the record of the facts of this kind."""
 
-    def make_record(cls: type[F]) -> type[F]:
-        cls = record(frozen=True, slots=True)(cls)
-        hints = get_type_hints(cls)
+    def complete(cls: type[F]) -> type[F]:
+        hints = get_type_hints(cls, include_extras=True)
         cls.kind = kind
-        own = fields(cls)  # type: ignore[arg-type]
-        cls.encodings = tuple([_encoding(attribute, hints[attribute.name]) for attribute in own])
-        cls.decodings = tuple([_decoding(attribute, hints[attribute.name]) for attribute in own])
+        fields = [(field, *_read_hint(hints[field.name])) for field in structs.fields(cls)]
+        cls.encodings = tuple([_encoding(*field) for field in fields])
+        cls.decodings = tuple([_decoding(*field) for field in fields])
         return cls
 
-    return make_record
+    return complete
 
 
-def _json_key(attribute: "Field[Any]") -> str:
-    return attribute.metadata.get("key") or attribute.name
+def _read_hint(hint: Any) -> tuple[Any, InJson]:
+    """Return the type of a field, and its place in the JSON."""
+    for note in getattr(hint, "__metadata__", ()):
+        if isinstance(note, InJson):
+            return hint.__origin__, note
+    return hint, InJson()
 
 
-def _encoding(attribute: "Field[Any]", hint: Any) -> FieldEncoding:
-    present_with: str = attribute.metadata.get("present_with", "")
+def _encoding(field: structs.FieldInfo, hint: Any, place: InJson) -> FieldEncoding:
     to_json, _ = _converters(hint)
     return FieldEncoding(
-        name=attribute.name,
-        key=_json_key(attribute),
+        name=field.name,
+        key=place.key or field.name,
         encode=to_json,
-        optional="optional" in attribute.metadata and not present_with,
-        default=attribute.default,
-        present_with=present_with,
+        optional=place.is_left_out,
+        default=field.default,
+        present_with=place.present_with,
     )
 
 
-def _decoding(attribute: "Field[Any]", hint: Any) -> FieldDecoding:
-    default = attribute.default
-    if attribute.default_factory is not MISSING:
-        default = attribute.default_factory()
+def _decoding(field: structs.FieldInfo, hint: Any, place: InJson) -> FieldDecoding:
+    default = field.default
+    if field.default_factory is not NODEFAULT:
+        default = field.default_factory()
     _, from_json = _converters(hint)
-    return FieldDecoding(_json_key(attribute), from_json, default)
+    return FieldDecoding(place.key or field.name, from_json, default)
 
 
 def _converters(hint: Any) -> tuple[Converter, Converter]:
@@ -197,7 +202,7 @@ def _decode_passed_over(workers: list[dict[str, str]]) -> PassedOver:
 
 
 @fact(Kind.ADMITTED)
-class RunAdmitted(Fact):
+class RunAdmitted(Fact, frozen=True):
     """The task by its ref, and everything that bounds the run, pinned as it was at this moment."""
 
     task: str
@@ -215,7 +220,7 @@ class RunAdmitted(Fact):
     model: str = ""
     """The model id of the request: the tier, an alias of it, or an arm."""
     effort: str = ""
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = {}
     """Workers of the tier that may not take part, each with the reason."""
     labels: frozenset[str] = frozenset()
     catalog: str = ""
@@ -223,35 +228,35 @@ class RunAdmitted(Fact):
     ignored: tuple[str, ...] = ()
     """Parameters of the request that have no effect."""
     on_disconnect: OnDisconnect = "cancel"
-    wire: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = {}
     """The wire format of the reply and the request's options for it."""
     explore: bool = True
     """True if a selector may explore with this run; else it takes the best arm, and nothing is left to chance."""
-    gateway: str = optional("")
+    gateway: LeftOut[str] = ""
     """The address of the gateway that the request came to, and that follows the run."""
-    plan: str = optional("")
+    plan: LeftOut[str] = ""
     """Ref of the caller's own plan; empty where a conductor plans."""
-    request_id: str = optional("")
+    request_id: LeftOut[str] = ""
     """The id of the HTTP request (`x-request-id`); empty where there was none."""
-    tenant: str = optional("")
+    tenant: LeftOut[str] = ""
     """The tenant of the run, for the logs and metrics of engines."""
-    key_name: str = optional("")
+    key_name: LeftOut[str] = ""
     """The name that the API key had at that moment, for the logs of engines."""
-    traceparent: str = optional("")
+    traceparent: LeftOut[str] = ""
     """The span of the request in W3C Trace Context; empty where the request belongs to no trace."""
-    tracestate: str = optional("")
-    budgets: tuple[str, ...] = optional(())
+    tracestate: LeftOut[str] = ""
+    budgets: LeftOut[tuple[str, ...]] = ()
     """The accounts of budgets in which each of its holds is reserved in addition to the run's own limit."""
-    capped: bool = optional(False)
+    capped: LeftOut[bool] = False
     """True if the request or its API key says what the run may cost."""
-    origin_kind: OriginKind = optional("")
-    origin_run: str = optional("")
+    origin_kind: LeftOut[OriginKind] = ""
+    origin_run: LeftOut[str] = ""
     """The id of the run from which this one follows; empty where `origin_kind` is."""
-    shadow: bool = optional(True)
+    shadow: LeftOut[bool] = True
     """False if the request wants no shadow of the run."""
-    approval: ApprovalTerms | None = optional(None)
+    approval: LeftOut[ApprovalTerms | None] = None
     """The conditions under which plans of the run wait for an approval; None if none has to."""
-    served_by: str = optional("")
+    served_by: LeftOut[str] = ""
     """The subject that serves the run in place of its tier's own definition, such as `tier baton-next`
     (`app/core/pool/serving.py`); empty where the tier's own does."""
 
@@ -281,14 +286,14 @@ class RunAdmitted(Fact):
 
 
 @fact(Kind.CANCEL_ASKED)
-class RunCancelAsked(Fact):
+class RunCancelAsked(Fact, frozen=True):
     """A request to cancel the run. `by` is `caller`, `client` (it disconnected) or `operator`."""
 
     by: str = ""
 
 
 @fact(Kind.AWAITING)
-class RunAwaitingTool(Fact):
+class RunAwaitingTool(Fact, frozen=True):
     """The end of a turn with calls of the caller's tools: who waits, until when, and what the turn used."""
 
     turn: int
@@ -301,7 +306,7 @@ class RunAwaitingTool(Fact):
 
 
 @fact(Kind.RESUMED)
-class RunResumed(Fact):
+class RunResumed(Fact, frozen=True):
     """The next turn as its request wants it."""
 
     turn: int
@@ -312,16 +317,16 @@ class RunResumed(Fact):
     request: str = ""
     """Ref of its sampling and tools; empty: those of the task."""
     on_disconnect: OnDisconnect = "cancel"
-    wire: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = {}
     once: str = ""
     """The id of the idempotency claim that the request makes, or empty."""
-    gateway: str = optional("")
+    gateway: LeftOut[str] = ""
     """The address of the gateway that the request came to, and that follows the turn."""
-    request_id: str = optional("")
+    request_id: LeftOut[str] = ""
     """The id of the HTTP request (`x-request-id`)."""
-    traceparent: str = optional("")
+    traceparent: LeftOut[str] = ""
     """The span of the request that brought the results; empty where it belongs to no trace."""
-    tracestate: str = optional("")
+    tracestate: LeftOut[str] = ""
 
     @property
     def trace(self) -> Trace:
@@ -330,7 +335,7 @@ class RunResumed(Fact):
 
 
 @fact(Kind.AWAITING_APPROVAL)
-class RunAwaitingApproval(Fact):
+class RunAwaitingApproval(Fact, frozen=True):
     """An accepted plan waits for an approval, and the run is let go of until there is a decision, or until `until`."""
 
     turn: int
@@ -356,12 +361,12 @@ class RunAwaitingApproval(Fact):
     outputs."""
     usd: int = 0
     """The cost of the run so far."""
-    notifies: bool = optional(False)
+    notifies: LeftOut[bool] = False
     """True if the operator's webhook is sent the question."""
 
 
 @fact(Kind.APPROVED)
-class RunApproved(Fact):
+class RunApproved(Fact, frozen=True):
     """The plan may be carried out by these workers and for this price."""
 
     proposal: int
@@ -380,7 +385,7 @@ class RunApproved(Fact):
 
 
 @fact(Kind.REFUSED)
-class RunRefused(Fact):
+class RunRefused(Fact, frozen=True):
     """The plan must not be carried out, and the run ends."""
 
     proposal: int
@@ -391,64 +396,63 @@ class RunRefused(Fact):
 
 
 @fact(Kind.APPROVAL_EXPIRED)
-class RunApprovalExpired(Fact):
+class RunApprovalExpired(Fact, frozen=True):
     """Nobody has decided in time; the run goes on with a fallback plan that needs no approval."""
 
     proposal: int
     deadline: float
 
 
-@record(frozen=True, slots=True)
-class RunEnd(Fact):
+class RunEnd(Fact, frozen=True):
     """The end of a run: which step answered, and what the run used. Its subclasses are the five terminal kinds."""
 
     step: int | None = None
     """The step whose output is the answer."""
-    stopped: str = optional("")
+    stopped: LeftOut[str] = ""
     """Why the last round has no answer, so that the answer is one of an earlier round."""
     usd: int = 0
     usage: Usage = Usage()
     visible: Usage = Usage()
     degraded: bool = False
-    answer: str = optional("", present_with="step")
+    answer: Annotated[str, InJson(present_with="step")] = ""
     """Ref of the answer; this and the next two are there if a step answered."""
-    finish: str | None = optional(None, present_with="step")
+    finish: Annotated[str | None, InJson(present_with="step")] = None
     """Why the worker stopped: `stop`, `length` and so on."""
-    fell_back: bool = optional(False, present_with="step")
+    fell_back: Annotated[bool, InJson(present_with="step")] = False
     """True if the last step said nothing, so that the last one that said something answers."""
-    error: str = optional("")
-    unread: bool = optional(False)
+    error: LeftOut[str] = ""
+    unread: LeftOut[bool] = False
     """True if the run was ended by a process that could not read its journal."""
-    retry_after: float | None = optional(None)
+    retry_after: LeftOut[float | None] = None
     """Seconds after which the first of the workers that all limit the rate of requests can be called again."""
-    budget: str = optional("")
+    budget: LeftOut[str] = ""
     """The id of the budget that had not enough left, where that is why the run is over budget."""
-    budget_until: float | None = optional(None)
+    budget_until: LeftOut[float | None] = None
     """The end of the window of that budget."""
 
 
 @fact(Kind.SUCCEEDED)
-class RunSucceeded(RunEnd):
+class RunSucceeded(RunEnd, frozen=True):
     """The run has an answer, or it was a preview and has its plan."""
 
 
 @fact(Kind.FAILED)
-class RunFailed(RunEnd):
+class RunFailed(RunEnd, frozen=True):
     """The run has no answer; `error` says why."""
 
 
 @fact(Kind.CANCELLED)
-class RunCancelled(RunEnd):
+class RunCancelled(RunEnd, frozen=True):
     """The run was cancelled."""
 
 
 @fact(Kind.EXPIRED)
-class RunExpired(RunEnd):
+class RunExpired(RunEnd, frozen=True):
     """The deadline passed before there was an answer."""
 
 
 @fact(Kind.OVER_BUDGET)
-class RunOverBudget(RunEnd):
+class RunOverBudget(RunEnd, frozen=True):
     """The budget did not suffice for an answer."""
 
 
@@ -456,7 +460,7 @@ class RunOverBudget(RunEnd):
 
 
 @fact(Kind.PLAN_OPENED)
-class PlanOpened(Fact):
+class PlanOpened(Fact, frozen=True):
     """A conductor is asked for proposal number `proposal`, whose steps are numbered from `base`."""
 
     proposal: int
@@ -468,22 +472,22 @@ class PlanOpened(Fact):
     """The workers in the order in which the conductor is shown them."""
     instant: bool = False
     """True if the conductor plans without a call."""
-    decision: Mapping[str, Any] | None = optional(None)
+    decision: LeftOut[Mapping[str, Any] | None] = None
     """The decision of a selector, in the form of `rating.decision`."""
-    parent: int | None = optional(None)
+    parent: LeftOut[int | None] = None
     """The step that the plan is nested in."""
-    room: int = optional(0, present_with="parent")
+    room: Annotated[int, InJson(present_with="parent")] = 0
     """How many steps a nested plan may have."""
-    ejected: Mapping[str, str] | None = optional(None)
+    ejected: LeftOut[Mapping[str, str] | None] = None
     """Workers of the run's pool that are left out because they fail, each with the reason."""
-    waits: bool = optional(False)
+    waits: LeftOut[bool] = False
     """True if no step begins before the plan is accepted: the run's money or time does not bear every plan."""
-    reasons: bool = optional(False)
+    reasons: LeftOut[bool] = False
     """True if the conductor is asked for the reasons of its plan."""
 
 
 @fact(Kind.PLAN_STEP)
-class PlanStep(Fact):
+class PlanStep(Fact, frozen=True):
     """One step of the open proposal; all step numbers are the run's own."""
 
     proposal: int
@@ -494,26 +498,26 @@ class PlanStep(Fact):
     access: Access
     answers: bool
     """True if its output is the answer of its workflow."""
-    probability: float | None = optional(None)
+    probability: LeftOut[float | None] = None
     """The conductor's probability of this worker, where its decoder reports one."""
-    tools: bool = optional(False)
+    tools: LeftOut[bool] = False
     """True if it may call the caller's tools; the answering step always may."""
-    complete: bool = optional(False)
+    complete: LeftOut[bool] = False
     """True if it asks for the whole answer although another step answers: see `StepState.complete`."""
-    parent: int | None = optional(None)
+    parent: LeftOut[int | None] = None
     """The step that it is nested in."""
-    inherits: bool = optional(False, present_with="parent")
+    inherits: Annotated[bool, InJson(present_with="parent")] = False
     """True if its plan listed `user`, which inside a step is the parent's task."""
-    declassified: frozenset[str] = optional(frozenset())
+    declassified: LeftOut[frozenset[str]] = frozenset()
     """The labels that the subtask lost, because its writer declassifies them."""
-    why: str = optional("")
+    why: LeftOut[str] = ""
     """Ref of the conductor's reason for this worker; empty where it gave none."""
-    why_withheld: str = optional("")
+    why_withheld: LeftOut[str] = ""
     """Ref of its reason for what the access list leaves out."""
 
 
 @fact(Kind.PLAN_ACCEPTED)
-class PlanAccepted(Fact):
+class PlanAccepted(Fact, frozen=True):
     """The open proposal is the workflow from now on."""
 
     proposal: int
@@ -522,14 +526,14 @@ class PlanAccepted(Fact):
     steps: int
     topology: str
     """Empty for the empty plan."""
-    why: str = optional("")
+    why: LeftOut[str] = ""
     """Ref of the conductor's reason for the shape of its plan; empty where it gave none."""
-    price: int | None = optional(None)
+    price: LeftOut[int | None] = None
     """The worst case of its steps, one call each, in micro-dollars; where the run has terms of approval."""
 
 
 @fact(Kind.PLAN_REJECTED)
-class PlanRejected(Fact):
+class PlanRejected(Fact, frozen=True):
     """The open proposal is no workflow, for all of these reasons."""
 
     proposal: int
@@ -537,9 +541,9 @@ class PlanRejected(Fact):
     reasons: tuple[str, ...]
     outage: bool
     """True if the conductor failed, in contrast to a bad plan."""
-    budget: str = optional("")
+    budget: LeftOut[str] = ""
     """The id of the budget that had not enough left for its call."""
-    budget_until: float | None = optional(None)
+    budget_until: LeftOut[float | None] = None
     """The end of the window of that budget."""
 
 
@@ -547,7 +551,7 @@ class PlanRejected(Fact):
 
 
 @fact(Kind.CALL_INTENDED)
-class CallIntended(Fact):
+class CallIntended(Fact, frozen=True):
     """A provider call is about to be made: which worker, the hash of the exact bytes, and what is reserved."""
 
     call: str
@@ -570,49 +574,49 @@ class CallIntended(Fact):
     """The digest of the pool file that the call goes by."""
     template: str = ""
     """The name of the form in which the messages were composed."""
-    usd_left: int | None = optional(None)
+    usd_left: LeftOut[int | None] = None
     """Of a planning call: the money that is left according to its brief."""
-    seconds_left: int | None = optional(None)
+    seconds_left: LeftOut[int | None] = None
     """Of a planning call: the seconds that are left according to its brief."""
-    rejected: str = optional("", present_with="usd_left")
+    rejected: Annotated[str, InJson(present_with="usd_left")] = ""
     """Of a planning call: ref of the rejected text that it is to repair."""
-    left_out: int = optional(0)
+    left_out: LeftOut[int] = 0
     """Of a planning call: characters of the conversation that the conductor was not shown."""
-    version: str = optional("")
+    version: LeftOut[str] = ""
     """Of a planning call: the version of the conductor's model, where there are several."""
-    passed_over: PassedOver = optional(())
-    despite: str = optional("")
+    passed_over: LeftOut[PassedOver] = ()
+    despite: LeftOut[str] = ""
     """Why its worker is ejected, if it is called nevertheless because nobody else is left."""
-    repairs: str = optional("")
+    repairs: LeftOut[str] = ""
     """The call before it, if that had an answer without the form that was asked for."""
-    ignored: tuple[str, ...] = optional(())
+    ignored: LeftOut[tuple[str, ...]] = ()
     """Sampling parameters that the provider does not support."""
-    endpoint: str = optional("")
+    endpoint: LeftOut[str] = ""
     """The name of the provider's endpoint that is called, where it has several."""
-    wanted_tokens: int = optional(0)
+    wanted_tokens: LeftOut[int] = 0
     """The output tokens that it would have got if the money that was left had paid for them; 0: it has them."""
-    watched: bool = optional(False)
+    watched: LeftOut[bool] = False
     """True if the reply is a stream although nobody receives it as it comes: another worker takes over from one that is
     silent."""
-    budgets: tuple[str, ...] = optional(())
+    budgets: LeftOut[tuple[str, ...]] = ()
     """The accounts of budgets in which the hold is reserved as well."""
-    planned_by: str = optional("")
+    planned_by: LeftOut[str] = ""
     """The kind of conductor that planned the step; `tier` for a planning call. Empty in journals of 0.2 and older. This
     and the next five are what the ledger of disclosures has besides the access list (`visibility.py`)."""
-    region: str = optional("")
+    region: LeftOut[str] = ""
     """The region on the worker's card, where it is known."""
-    labels: frozenset[str] = optional(frozenset())
+    labels: LeftOut[frozenset[str]] = frozenset()
     """The labels of all that the worker reads."""
-    unseen: tuple[int, ...] = optional(())
+    unseen: LeftOut[tuple[int, ...]] = ()
     """The steps of the access list that ended without words, so that nothing of them is shown."""
-    results: bool = optional(False)
+    results: LeftOut[bool] = False
     """True if results of the caller's tools are shown."""
-    origin: OriginKind = optional("")
+    origin: LeftOut[OriginKind] = ""
     """The kind of origin that the run has (`RunAdmitted.origin_kind`)."""
 
 
 @fact(Kind.CALL_FINISHED)
-class CallFinished(Fact):
+class CallFinished(Fact, frozen=True):
     """The outcome of a call; each intent has exactly one."""
 
     call: str
@@ -628,27 +632,27 @@ class CallFinished(Fact):
     """Why the worker stopped: `stop`, `length` and so on."""
     output: str = ""
     """Ref of the text, or empty."""
-    logprobs: str = optional("")
+    logprobs: LeftOut[str] = ""
     """Ref of the tokens with their log-probabilities, or empty."""
-    refused: bool = optional(False)
+    refused: LeftOut[bool] = False
     """True if the text is the model's refusal."""
-    error: str | None = optional(None)
+    error: LeftOut[str | None] = None
     """The code of the error of a call that did not succeed."""
-    blamed: Verdict = optional("silent")
+    blamed: LeftOut[Verdict] = "silent"
     """The verdict on the worker that follows from the error; `silent`: none."""
-    retry_after: float | None = optional(None)
+    retry_after: LeftOut[float | None] = None
     """Seconds for which the provider asked to be left alone."""
-    reason: str = optional("")
+    reason: LeftOut[str] = ""
     """The cause of the error, which is finer than its code: a `FailureReason` (`errors.py`)."""
-    http_status: int | None = optional(None)
+    http_status: LeftOut[int | None] = None
     """The HTTP status of a response that was an error, or that broke off."""
-    provider_code: str = optional("")
+    provider_code: LeftOut[str] = ""
     """The provider's own code of the error."""
-    request_id: str = optional("")
+    request_id: LeftOut[str] = ""
     """The provider's id of a request that failed."""
-    excerpt: str = optional("")
+    excerpt: LeftOut[str] = ""
     """The beginning of the provider's error message, without anything of the request and without keys."""
-    out_of_time: bool = optional(False)
+    out_of_time: LeftOut[bool] = False
     """True if the time of the run was over before the text was complete, and what there was of it is the answer."""
 
     @property
@@ -663,14 +667,14 @@ class CallFinished(Fact):
 
 
 @fact(Kind.STEP_QUEUED)
-class StepQueued(Fact):
+class StepQueued(Fact, frozen=True):
     """A ticket for the step is in the outbox."""
 
     n: int
 
 
 @fact(Kind.STEP_AWAITING)
-class StepAwaitingTool(Fact):
+class StepAwaitingTool(Fact, frozen=True):
     """A worker has called tools of the caller's."""
 
     n: int
@@ -683,7 +687,7 @@ class StepAwaitingTool(Fact):
 
 
 @fact(Kind.STEP_RESULTS)
-class StepToolResults(Fact):
+class StepToolResults(Fact, frozen=True):
     """The caller has sent the results of a step's tool calls."""
 
     n: int
@@ -691,14 +695,14 @@ class StepToolResults(Fact):
     """Ref of the results."""
     ids: tuple[str, ...] = ()
     """The calls that they answer."""
-    labels: frozenset[str] = optional(frozenset())
+    labels: LeftOut[frozenset[str]] = frozenset()
     """The labels that the caller put on them."""
-    origin_run: str = optional("")
+    origin_run: LeftOut[str] = ""
     """The run whose recorded results a replay was given; empty where a caller sent them."""
 
 
 @fact(Kind.STEP_DONE)
-class StepDone(Fact):
+class StepDone(Fact, frozen=True):
     """The step has its output."""
 
     n: int
@@ -709,49 +713,49 @@ class StepDone(Fact):
     chars: int
     finish: str
     """Why the worker stopped: `stop`, `length` and so on."""
-    from_step: int | None = optional(None, key="from")
+    from_step: Annotated[int | None, InJson(key="from", is_left_out=True)] = None
     """`from` in JSON: the nested step whose answer this is."""
-    logprobs: str = optional("")
+    logprobs: LeftOut[str] = ""
     """Ref of the tokens with their log-probabilities, or empty."""
-    refusal: bool = optional(False)
+    refusal: LeftOut[bool] = False
     """True if the output is what the model said instead of an answer."""
-    stop_sequence: int | None = optional(None)
+    stop_sequence: LeftOut[int | None] = None
     """The place, among those of the request, of the stop sequence at which the worker stopped; None if it stopped
     otherwise, or if its provider does not say."""
-    declassified: frozenset[str] = optional(frozenset())
+    declassified: LeftOut[frozenset[str]] = frozenset()
     """The labels that the output lost, because its worker declassifies them."""
-    origin_run: str = optional("")
+    origin_run: LeftOut[str] = ""
     """The run from which a replay has taken the output over without a call; empty where a call gave it."""
-    origin_step: int | None = optional(None)
+    origin_step: LeftOut[int | None] = None
     """The number of the step in that run."""
-    origin_output: str = optional("")
+    origin_output: LeftOut[str] = ""
     """The ref of the output in that run, or empty."""
-    labels: frozenset[str] = optional(frozenset())
+    labels: LeftOut[frozenset[str]] = frozenset()
     """The labels of an output that was taken over."""
 
 
 @fact(Kind.STEP_FAILED)
-class StepFailed(Fact):
+class StepFailed(Fact, frozen=True):
     """The step has no output; `error` says why."""
 
     n: int
     error: str
-    deliveries: int | None = optional(None)
+    deliveries: LeftOut[int | None] = None
     """The number of engines that fell silent while they executed it, if it is given up for that reason."""
-    left: float | None = optional(None)
+    left: LeftOut[float | None] = None
     """Seconds that were left of the run, if no worker could be called."""
-    passed_over: PassedOver = optional(())
-    despite: str = optional("")
-    retry_after: float | None = optional(None)
+    passed_over: LeftOut[PassedOver] = ()
+    despite: LeftOut[str] = ""
+    retry_after: LeftOut[float | None] = None
     """Seconds after which the first of its workers can be called again, if all of them limit the rate of requests."""
-    budget: str = optional("")
+    budget: LeftOut[str] = ""
     """The id of the budget that had not enough left for its call."""
-    budget_until: float | None = optional(None)
+    budget_until: LeftOut[float | None] = None
     """The end of the window of that budget."""
 
 
 @fact(Kind.STEP_SKIPPED)
-class StepSkipped(Fact):
+class StepSkipped(Fact, frozen=True):
     """The step is not executed, for this reason."""
 
     n: int

@@ -7,7 +7,8 @@ Each kind of event has a function that returns the fields of `RunState` which it
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from app.core.records import copy_with
+from msgspec.structs import replace
+
 from app.core.run import approvals
 from app.core.run.approvals import Approval
 from app.core.run.events import (
@@ -111,13 +112,13 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])
-        return copy_with(state, seq=seq, state=ended, end=fact, replied_at=at)
+        return replace(state, seq=seq, state=ended, end=fact, replied_at=at)
     if state.state in ENDED and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
     changes = _CHANGES_BY_KIND[fact.kind](state, fact)
     if changes.get("state") in WAITING:
         changes["replied_at"] = at
-    return copy_with(state, seq=seq, **changes)
+    return replace(state, seq=seq, **changes)
 
 
 def apply_facts(state: RunState, facts: Iterable[Fact]) -> RunState:
@@ -181,7 +182,7 @@ def _open_nested_plan(state: RunState, fact: PlanOpened, n: int) -> Changes:
     if tries and tries[-1].state != "rejected":
         raise ValueError("a plan is opened while there is another one")
     changes: Changes = {"nested": {**state.nested, parent.n: (*tries, _proposal(fact))}}
-    changes["steps"] = {**state.steps, parent.n: copy_with(parent, state="running")}
+    changes["steps"] = {**state.steps, parent.n: replace(parent, state="running")}
     if state.state == "planned":
         return changes | {"state": "running"}
     return changes
@@ -207,9 +208,9 @@ def _on_plan_step(state: RunState, fact: PlanStep) -> Changes:
 
 
 def _on_plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
-    accepted = copy_with(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    accepted = replace(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
     if state.admitted.approval is not None:
-        accepted = copy_with(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
+        accepted = replace(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
     changes = _replace_latest_proposal(state, accepted)
     if accepted.round > 1 or accepted.parent is not None:
         return changes
@@ -220,7 +221,7 @@ def _on_plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
 
 def _on_plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
     budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
-    rejected = copy_with(
+    rejected = replace(
         _open_proposal(state),
         state="rejected",
         outage=fact.outage,
@@ -290,7 +291,7 @@ def _on_call_finished(state: RunState, fact: CallFinished) -> Changes:
     open_call = state.calls[fact.call]
     if open_call.outcome is not None:
         raise ValueError(f"{open_call.id} has its outcome already")
-    call = copy_with(
+    call = replace(
         open_call,
         outcome=fact.outcome,
         usage=fact.usage,
@@ -315,12 +316,12 @@ def _on_step_results(state: RunState, fact: StepToolResults) -> Changes:
     has_called = bool(step.exchanges)
     if state.state != "running" or not has_called or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
-    answered = copy_with(step.exchanges[-1], results=fact.results, labels=fact.labels)
+    answered = replace(step.exchanges[-1], results=fact.results, labels=fact.labels)
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
 
 
 def _on_awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
-    return {"state": _check_run_arrow(state, "awaiting_tool"), "turn": copy_with(state.turn, until=fact.until)}
+    return {"state": _check_run_arrow(state, "awaiting_tool"), "turn": replace(state.turn, until=fact.until)}
 
 
 def _on_resumed(state: RunState, fact: RunResumed) -> Changes:
@@ -345,7 +346,7 @@ def _on_awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes
     proposal = state.awaits_approval
     if proposal is None or proposal.number != fact.proposal:
         raise ValueError(f"plan {fact.proposal} waits for no approval")
-    turn = copy_with(state.turn, until=fact.until)
+    turn = replace(state.turn, until=fact.until)
     return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "approval_question": fact}
 
 
@@ -353,7 +354,7 @@ def _on_approved(state: RunState, fact: RunApproved) -> Changes:
     """Let the turn go on, with the time that it had left."""
     _check_approval_question(state, fact.proposal, fact.digest)
     approval = Approval(fact.digest, fact.workers, fact.max_usd)
-    turn = copy_with(state.turn, deadline=fact.deadline)
+    turn = replace(state.turn, deadline=fact.deadline)
     approved = {**state.approvals, fact.proposal: approval}
     return {"state": _check_run_arrow(state, "running"), "turn": turn, "approvals": approved}
 
@@ -368,12 +369,12 @@ def _on_approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """Drop the plan. A first round begins anew; what has answered or runs already stays as it is."""
     question = _check_approval_question(state, fact.proposal, None)
     dropped = state.find_proposal(question.proposal)
-    dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
+    dropped = replace(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
     is_first_round = dropped.round == 1 and dropped.parent is None
     next_state = "admitted" if is_first_round else "running"
     return _replace_latest_proposal(state, dropped) | {
         "state": _check_run_arrow(state, next_state),
-        "turn": copy_with(state.turn, deadline=fact.deadline),
+        "turn": replace(state.turn, deadline=fact.deadline),
     }
 
 
@@ -414,7 +415,7 @@ def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Change
     again = state == step.state == "running"  # another attempt
     if state not in STEP_ARROWS[step.state] and not again:
         raise ValueError(f"step {n} cannot go from {step.state} to {state}")
-    return {"steps": {**run.steps, n: copy_with(step, state=state, **changes)}}
+    return {"steps": {**run.steps, n: replace(step, state=state, **changes)}}
 
 
 def _check_run_arrow(run: RunState, to: str) -> str:

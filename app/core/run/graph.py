@@ -15,10 +15,12 @@ admission. The layout does not move a node when a plan that is still made adds a
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.message.chat import Usage, sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.pool.policy import decided_by
-from app.core.records import copy_with, record
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -55,8 +57,7 @@ def step_node(n: int) -> str:
     return f"step:{n}"
 
 
-@record(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One call for a node; `ended` and `outcome` are None while it goes on."""
 
     call: str
@@ -82,8 +83,7 @@ class Attempt:
         }
 
 
-@record(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """The caller, a proposal or a step, with its place on the page."""
 
     id: str
@@ -146,8 +146,7 @@ class Node:
         }
 
 
-@record(frozen=True, slots=True)
-class Edge:
+class Edge(Struct, frozen=True):
     """Words that one node was shown, or was not shown, of another one."""
 
     source: str
@@ -180,8 +179,7 @@ class Edge:
         }
 
 
-@record(frozen=True, slots=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """The nodes in the order in which they appeared, and the edges between them."""
 
     at: Instant
@@ -220,12 +218,11 @@ def graph(at: Instant) -> Graph:
         if isinstance(event.fact, PlanOpened | PlanStep):
             nodes.append(_node(index, event))
     places = layout([(node.id, _predecessors(index, node)) for node in nodes])
-    nodes_with_places = tuple([copy_with(node, place=places[node.id]) for node in nodes])
+    nodes_with_places = tuple([replace(node, place=places[node.id]) for node in nodes])
     return Graph(at, nodes_with_places, tuple(_edges(index)))
 
 
-@record(frozen=True, slots=True)
-class _Index:
+class _Index(Struct, frozen=True):
     """Indexes of the journal that are looked up often, each made once."""
 
     at: Instant

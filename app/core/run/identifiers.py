@@ -8,14 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.core.records import record
+from msgspec import Struct
 
 PARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 STATE: Final = re.compile("[ -~]{0,512}")
 
 
-@record(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """A span, as those who continue its trace refer to it. Both headers are empty where there is no trace."""
 
     parent: str = ""

@@ -7,9 +7,10 @@ estimated: what is shown at an instant is the fold of all events that were commi
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from app.core.message.chat import sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
-from app.core.records import record
 from app.core.run.events import TERMINAL, Event
 from app.core.run.fold import fold
 from app.core.run.state import Call, Proposal, RunState, StepState
@@ -20,8 +21,7 @@ TOLERANCE_SECONDS: Final = 2e-6
 """Seconds by which an event may be later than an instant that was rounded to `DIGITS` places."""
 
 
-@record(frozen=True, slots=True)
-class Instant:
+class Instant(Struct, frozen=True):
     """A run at one instant. `now` is that instant in seconds since 1970."""
 
     events: tuple[Event, ...]

@@ -6,11 +6,10 @@ it. So a node that has its place keeps it, whatever is added later: the layout o
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.core.records import record
+from msgspec import Struct
 
 
-@record(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The place of a node: its column, from the left, and its row, from the top; both from 0."""
 
     x: int

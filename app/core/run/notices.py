@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.pool.budgets import Budget, Window
 from app.core.pool.catalog import MILLION
-from app.core.records import record
 from app.core.run.events import Fact, RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
 from app.core.run.identifiers import format_reply_id
 
@@ -36,8 +37,7 @@ SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 4 * 3_600.0
 """Seconds between two tries, on average: at first, and at last."""
 
 
-@record(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """The end of one turn. `word` is the response's last status, `at` when it ended; `tries` counts from 1 once it has
     been taken."""
 
@@ -57,8 +57,7 @@ class Notice:
         return _of_turn(f"evt_{self.run.removeprefix('run_')}", self.turn)
 
 
-@record(frozen=True, slots=True)
-class FailedNotice:
+class FailedNotice(Struct, frozen=True):
     """A notice that was given up at `failed_at`, with the reason: an HTTP status, or why there was no response."""
 
     notice: Notice

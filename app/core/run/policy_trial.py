@@ -6,9 +6,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Catalog
 from app.core.pool.policy import exclusion
-from app.core.records import record
 from app.core.run.events import CallIntended, Event
 from app.core.run.fold import advance, begin
 from app.core.run.kinds import Kind
@@ -16,8 +17,7 @@ from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow, conversation_reading
 
 
-@record(frozen=True, slots=True)
-class RefusedRun:
+class RefusedRun(Struct, frozen=True):
     """A run with calls that the pool file would not have allowed, and the first reason for each worker."""
 
     run: str

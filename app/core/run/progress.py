@@ -27,18 +27,19 @@ the steps of a round, nested ones included, are never more than the limit of ste
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.plan.workflow import Access
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import ApprovalTerms
-from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.kinds import DRIVER_LOST, Kind, Mode
 from app.core.run.state import NO_RESULTS, ROUND_OVER, Answer, Proposal, RunState, StepState, answer_of
 from app.errors import PlanRejected, RunCancelled, RunExpired, RunFailed, RunOverBudget
 
 
-@record(frozen=True, slots=True)
-class Propose:
+class Propose(Struct, frozen=True):
     """Ask a conductor (or the fallback) for proposal `number`, whose steps count from `base`; for the step `parent`, if
     it is to be nested, of at most `room` steps."""
 
@@ -50,23 +51,20 @@ class Propose:
     room: int = 0
 
 
-@record(frozen=True, slots=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """Queue these steps: their inputs are settled."""
 
     steps: tuple[int, ...]
 
 
-@record(frozen=True, slots=True)
-class Skip:
+class Skip(Struct, frozen=True):
     """Skip this step: all of its inputs are lost, or its round has ended without it."""
 
     step: int
     reason: str = "inputs_lost"
 
 
-@record(frozen=True, slots=True)
-class Conclude:
+class Conclude(Struct, frozen=True):
     """Settle a step whose nested workflow has ended: with its answer, or as failed for the reason `error`."""
 
     step: int
@@ -74,8 +72,7 @@ class Conclude:
     error: str = ""
 
 
-@record(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """End the run. For a success `step` is the step that answers. `fell_back` is true if that is not the last step,
     whose output was empty. `stopped` says why the last round has no answer, so that the answer is one of an earlier
     round."""
@@ -87,22 +84,19 @@ class Finish:
     stopped: str = ""
 
 
-@record(frozen=True, slots=True)
-class Await:
+class Await(Struct, frozen=True):
     """End the turn with the tool calls of these steps, and release the run until the caller sends their results."""
 
     steps: tuple[int, ...]
 
 
-@record(frozen=True, slots=True)
-class AwaitApproval:
+class AwaitApproval(Struct, frozen=True):
     """Release the run until somebody has approved or refused this proposal."""
 
     proposal: int
 
 
-@record(frozen=True, slots=True)
-class DropPlan:
+class DropPlan(Struct, frozen=True):
     """Drop this proposal, for which nobody has decided in time, for a fallback that needs no approval."""
 
     proposal: int
@@ -215,21 +209,21 @@ def _next_proposal(state: RunState, parent: int | None = None) -> Command:
         return command
     last = tries[-1]
     if _is_to_be_made_again(tries):
-        return copy_with(command, mode=last.mode)
+        return replace(command, mode=last.mode)
     if last.reasons == (approvals.EXPIRED,):
         if last.mode == "fallback":
             return give_up(state, Kind.EXPIRED, approvals.EXPIRED)
-        return copy_with(command, mode="fallback")
+        return replace(command, mode="fallback")
     unpaid = OVER_BUDGET in last.reasons
     if unpaid and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.OVER_BUDGET, OVER_BUDGET)
     if last.mode == "first" and not last.outage and not unpaid:
-        return copy_with(command, mode="repair")
+        return replace(command, mode="repair")
     if parent is not None and last.mode == "fallback":
         return Conclude(parent, error=PlanRejected.code)
     if parent is None and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.FAILED, PlanRejected.code)  # no worker answers in place of an answer that is there
-    return copy_with(command, mode="fallback")
+    return replace(command, mode="fallback")
 
 
 def _is_to_be_made_again(tries: Sequence[Proposal]) -> bool:

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.run.events import CallIntended
 
 RecipientKind = Literal["worker", "conductor", "embedder", "shadow"]
@@ -10,8 +11,7 @@ EMBEDDING_TEMPLATE = "features-1"
 """The template of a call for an embedding: what the caller said last."""
 
 
-@record(frozen=True, slots=True)
-class Recipient:
+class Recipient(Struct, frozen=True):
     """The recipient of a call, or of a step that is only planned: what it is shown, and by whose decision."""
 
     step: int | None

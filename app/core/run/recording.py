@@ -15,18 +15,18 @@ A recording holds texts, so it is stored as content of the new run, under its sa
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, message_from_json, message_to_json
 from app.core.plan.workflow import Access, Step, access_from_list
-from app.core.records import copy_with, record
 from app.core.run.events import Event, PlanStep, facts
 from app.core.run.state import Proposal, RunState, StepState
 
 
-@record(frozen=True, slots=True)
-class KeptOutput:
+class KeptOutput(Struct, frozen=True):
     """The output of a step of the earlier run, which stands for the call that is not made again."""
 
     step: int
@@ -56,14 +56,13 @@ class KeptOutput:
         return cls(**{**value, "labels": frozenset(value["labels"])})
 
 
-@record(frozen=True, slots=True)
-class RecordedPlan:
+class RecordedPlan(Struct, frozen=True):
     """A workflow as it was accepted; positions count from 0."""
 
     steps: tuple[Step, ...]
     instant: bool = False
     """True if no model wrote it, so that its subtasks carry no labels."""
-    kept_outputs: Mapping[int, KeptOutput] = field(default_factory=dict)
+    kept_outputs: Mapping[int, KeptOutput] = {}
     """The outputs that are taken over, by position."""
 
     def to_json(self) -> dict[str, Any]:
@@ -82,8 +81,7 @@ class RecordedPlan:
         return cls(steps, value["instant"], kept_outputs)
 
 
-@record(frozen=True, slots=True)
-class RecordedTools:
+class RecordedTools(Struct, frozen=True):
     """One use of the caller's tools: the calls of one message, and the results that came back, in the same order."""
 
     place: str
@@ -111,12 +109,11 @@ class RecordedTools:
         return cls(value["place"], calls, results, frozenset(value["labels"]))
 
 
-@record(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """All that a replay takes over from the run `run`. Without plans a conductor plans anew."""
 
     run: str
-    plans: Mapping[str, RecordedPlan] = field(default_factory=dict)
+    plans: Mapping[str, RecordedPlan] = {}
     tools: tuple[RecordedTools, ...] = ()
     requests: tuple[Mapping[str, Any], ...] = ()
     """The request of each turn after the first, in plain JSON values."""
@@ -260,8 +257,8 @@ def results_for_calls(
 
 def _with_ids(tool_use: RecordedTools, ids: Sequence[str]) -> RecordedTools:
     """Return recorded results under other ids of their calls. What the user said after them stays as it is."""
-    own = [copy_with(result, call_id=id_) for result, id_ in zip(tool_use.results, ids, strict=False)]
-    return copy_with(tool_use, results=(*own, *tool_use.results[len(own) :]))
+    own = [replace(result, call_id=id_) for result, id_ in zip(tool_use.results, ids, strict=False)]
+    return replace(tool_use, results=(*own, *tool_use.results[len(own) :]))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from math import inf
 
-from app.core.records import record
+from msgspec import Struct
 
 
-@record(frozen=True, slots=True)
-class RunClass:
+class RunClass(Struct, frozen=True):
     """A class of runs: those of a tenant, of a tier and with a label, as far as each is named."""
 
     tenant: str | None = None
@@ -15,8 +14,7 @@ class RunClass:
     label: str | None = None
 
 
-@record(frozen=True, slots=True)
-class RetentionClass:
+class RetentionClass(Struct, frozen=True):
     """The times for which the runs of a class are kept, in seconds: None says nothing, infinity is for ever."""
 
     of: RunClass
@@ -24,8 +22,7 @@ class RetentionClass:
     events: float | None = None
 
 
-@record(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Runs that are kept for as many seconds: those of the class `within` (None: all), and of none of the others."""
 
     seconds: float

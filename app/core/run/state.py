@@ -6,12 +6,12 @@ The states and their arrows are drawn in `kinds.py`; `progress.py` decides what 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import CONDUCTOR, Access
-from app.core.records import record
 from app.core.run.approvals import Approval
 from app.core.run.events import RunAdmitted, RunAwaitingApproval, RunEnd
 from app.core.run.identifiers import NO_TRACE, Trace
@@ -37,8 +37,7 @@ REPLAY = "replay"
 # -- the records
 
 
-@record(frozen=True, slots=True)
-class Exchange:
+class Exchange(Struct, frozen=True):
     """One use of the caller's tools by a step: the worker's message with its calls, and the results."""
 
     call: str
@@ -57,8 +56,7 @@ class Exchange:
     """The labels that the caller put on what came back."""
 
 
-@record(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One attempt, or one planning call (`step` is None). `outcome` is None while it is only intended."""
 
     id: str
@@ -86,8 +84,7 @@ class Call:
         return self.outcome not in (None, "ok")
 
 
-@record(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """The caller's latest request to this run: the admission (number 0), or one that brought tool results."""
 
     number: int = 0
@@ -99,7 +96,7 @@ class Turn:
     at: float = 0.0
     """When, in seconds since 1970."""
     on_disconnect: OnDisconnect = "cancel"
-    wire: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = {}
     """The wire format of the reply and the request's options for it."""
     until: float = 0.0
     """When the wait for tool results is over; 0 before there is any."""
@@ -116,8 +113,7 @@ class Turn:
         return round(self.deadline - self.at, 3)
 
 
-@record(frozen=True, slots=True)
-class StepState:
+class StepState(Struct, frozen=True):
     """A step of some proposal. `output` is the ref of its answer; `subtask` and `logprobs` are refs too, or empty."""
 
     n: int
@@ -166,8 +162,7 @@ class StepState:
         return self.state in ("done", "failed", "skipped")
 
 
-@record(frozen=True, slots=True)
-class Proposal:
+class Proposal(Struct, frozen=True):
     """One answer of a conductor. Its steps are numbered from `base`."""
 
     number: int
@@ -198,8 +193,7 @@ class Proposal:
     """The worst case of its steps in micro-dollars, where that is known."""
 
 
-@record(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The answer of a round: the step whose output it is. `fell_back` is true if that is not the last step, whose
     output was empty."""
 
@@ -207,8 +201,7 @@ class Answer:
     fell_back: bool
 
 
-@record(frozen=True, slots=True)
-class RunState:
+class RunState(Struct, frozen=True):
     """The state of one run after the events up to `seq`."""
 
     run: str
@@ -218,16 +211,16 @@ class RunState:
     state: str = "admitted"
     proposals: tuple[Proposal, ...] = ()
     """The proposals for workflows of the run's own, not for nested ones."""
-    steps: Mapping[int, StepState] = field(default_factory=dict)
-    calls: Mapping[str, Call] = field(default_factory=dict)
+    steps: Mapping[int, StepState] = {}
+    calls: Mapping[str, Call] = {}
     cancel_asked: bool = False
     end: RunEnd | None = None
     """The terminal fact."""
     replied_at: float = 0.0
     """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
-    nested: Mapping[int, tuple[Proposal, ...]] = field(default_factory=dict)
+    nested: Mapping[int, tuple[Proposal, ...]] = {}
     """The proposals for each step that the conductor itself has taken. What reads `steps` alone sees all of them."""
-    approvals: Mapping[int, Approval] = field(default_factory=dict)
+    approvals: Mapping[int, Approval] = {}
     """The approvals that were given, by the number of the proposal; the last one comes last."""
     approval_question: RunAwaitingApproval | None = None
     """The latest question for an approval."""

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from app.core.message.chat import Usage, sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
-from app.core.records import record
 from app.core.run.events import (
     TERMINAL,
     CallFinished,
@@ -56,8 +57,7 @@ WITHOUT_MONEY: Final = frozenset({"queue", "people", "retry", "first_word", "str
 """The kinds of spans that have no money of their own: waits, and the phases of one call."""
 
 
-@record(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """One stretch of time. `start`, `end` and `seconds` are in seconds; `end` is None while it goes on."""
 
     id: str
@@ -111,8 +111,7 @@ class Span:
         return fields
 
 
-@record(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """The spans of a run at an instant, in the order of a tree: each is followed by those that are in it."""
 
     at: Instant

@@ -29,8 +29,10 @@ alone.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Task, Text
 from app.core.plan.arms import tier_of
@@ -39,7 +41,6 @@ from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import exclusion, permits
 from app.core.pool.rules import CALLER, CONDUCTOR, NOTHING, STEP, TOOL, Reading
 from app.core.pool.snapshot import restore_catalog
-from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallIntended, Event, Fact, PassedOver, RunAdmitted, StepDone
 from app.core.run.fold import advance, apply_facts, begin
@@ -59,8 +60,7 @@ INTRODUCTION = (
 )
 
 
-@record(frozen=True, slots=True)
-class EarlierStep:
+class EarlierStep(Struct, frozen=True):
     """An earlier step as a later one sees it. `index` is its number in the run."""
 
     index: int
@@ -68,8 +68,7 @@ class EarlierStep:
     answer: str
 
 
-@record(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """A step's use of the caller's tools: its worker's message with the calls, and their results under the caller's
     `ids`.
 
@@ -357,8 +356,7 @@ TIER = "tier"
 """The value of `planned_by` of calls that no plan asks for: the tier names the conductor and the embedder."""
 
 
-@record(frozen=True, slots=True)
-class DisclosureFacts:
+class DisclosureFacts(Struct, frozen=True):
     """The disclosures of a call besides its access list, and by whose decision they are made."""
 
     planned_by: str = ""
@@ -432,7 +430,7 @@ def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str,
     region = ""
     if worker is not None and worker.card.region is not None:
         region = worker.card.region
-    return copy_with(
+    return replace(
         fact,
         planned_by=disclosure.planned_by,
         labels=disclosure.labels,

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from app.core.plan.templates import MODEL
-from app.core.records import record
 from app.core.run.events import Event, PlanOpened, facts
 from app.core.run.state import Proposal, RunState, StepState
 
@@ -22,8 +23,7 @@ OUTER_STEP: Final = "outer_step"
 """The step around a nested one, which did not see the words either."""
 
 
-@record(frozen=True, slots=True)
-class Withheld:
+class Withheld(Struct, frozen=True):
     """The words and outputs that a plan could have shown to a step and did not."""
 
     user: bool

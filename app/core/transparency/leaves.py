@@ -27,8 +27,7 @@ from hashlib import sha256
 from typing import Any
 
 import orjson
-
-from app.core.records import record
+from msgspec import Struct
 
 VERSION = 1
 SALT_BYTES = 16
@@ -68,8 +67,7 @@ def commitment(salt: bytes, part: str, values: Values | Sequence[Values]) -> str
     return b64encode(digest).decode()
 
 
-@record(frozen=True, slots=True)
-class Leaf:
+class Leaf(Struct, frozen=True):
     """An entry, as it was read. `parts` has its commitments by their names."""
 
     kind: str

@@ -18,7 +18,8 @@ from hashlib import sha256
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, Self
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.transparency.merkle import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -172,8 +173,7 @@ def open_note(note: str, verifiers: Sequence[Verifier]) -> tuple[str, list[Verif
     return text, signed
 
 
-@record(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """The state of a log: its name, the number of its entries, and the root over them."""
 
     origin: str

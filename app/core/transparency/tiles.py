@@ -8,7 +8,8 @@ bytes. A full tile never changes; a partial one is the beginning of the full one
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.transparency.merkle import HASH_BYTES, Node, node_hash
 
 WIDTH = 256
@@ -32,8 +33,7 @@ class TileMissing(ValueError):
     """A tile that a log of this size must have is not there, or lacks hashes."""
 
 
-@record(frozen=True, slots=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """A tile, or a bundle of entries if its level is None."""
 
     level: int | None

@@ -11,7 +11,8 @@ nothing of what a server really loads, or of how good the plans are.
 
 from collections.abc import Sequence
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.transparency.notes import NoteInvalid, Signer, Verifier, open_note, sign
 
 FORM = "baton-conductor/v1"
@@ -22,8 +23,7 @@ def sign_version(version: str, manifest_sha256: str, signer: Signer) -> str:
     return sign(f"{FORM}\n{version}\n{manifest_sha256}\n", [signer])
 
 
-@record(frozen=True, slots=True)
-class TrustedSigners:
+class TrustedSigners(Struct, frozen=True):
     """The keys of which one must have signed a version that is to conduct. Without keys every version may."""
 
     keys: tuple[Verifier, ...] = ()

@@ -12,7 +12,8 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.transparency.merkle import consistency_proof
 from app.core.transparency.notes import MARK, NoteInvalid, Verifier, split_note
 from app.core.transparency.tiles import reader_for
@@ -31,8 +32,7 @@ class WitnessKey(Verifier):
         return super().verifies(stated, signature[TIME_BYTES:])
 
 
-@record(frozen=True, slots=True)
-class Witness:
+class Witness(Struct, frozen=True):
     """A witness: the URL below which it takes checkpoints, and its key."""
 
     url: str

@@ -14,11 +14,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from math import inf
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import (
     ChosenToken,
@@ -45,7 +46,7 @@ from app.core.plan.workflow import Access
 from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines
-from app.core.records import content_ref, copy_with, record, trim_capacity
+from app.core.records import content_ref, trim_capacity
 from app.core.run.events import CallFinished, CallIntended, Event, Kind, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
@@ -67,8 +68,7 @@ ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
 
 
-@record(frozen=True, slots=True)
-class Purpose:
+class Purpose(Struct, frozen=True):
     """The facts from which a call's request can be composed again, and why this worker was called.
 
     `CallIntended` explains the fields; the `tenant`, and whether the run is a `shadow`, are for metrics, and the `run`
@@ -271,8 +271,7 @@ class Reply:
         return orjson.dumps(self._decoded)
 
 
-@record(frozen=False, slots=True)
-class Times:
+class Times(Struct):
     """The times at which a call began and its reply came, in seconds on the engine's monotonic clock."""
 
     began: float = 0.0
@@ -288,8 +287,7 @@ class Times:
         return self.began + self.seconds - self.last_piece_at
 
 
-@record(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(Struct, frozen=True):
     """A provider call that is to be made for `step` of a run, or for its plan where that is None.
 
     `number` counts the attempts of the step from 1; `purpose` is what else belongs in the intent; `extra` says that
@@ -307,8 +305,7 @@ class PlannedCall:
     trace: Trace = NO_TRACE
 
 
-@record(frozen=True, slots=True)
-class CallTime:
+class CallTime(Struct, frozen=True):
     """The time that a call has.
 
     `deadline` is the run's, in seconds since 1970. `spare` says that something else could be done if the worker hangs.
@@ -374,9 +371,9 @@ class Attempt:
         fits = policy.affordable_output(self.worker, self._input_bound, self._max_output, floor=floor, left=left)
         if not fits:
             return None
-        request = copy_with(self._request, sampling=copy_with(self._request.sampling, max_tokens=fits))
-        purpose = copy_with(self._purpose, wanted_tokens=self._max_output)
-        planned = copy_with(self._planned, request=request, purpose=purpose)
+        request = replace(self._request, sampling=replace(self._request.sampling, max_tokens=fits))
+        purpose = replace(self._purpose, wanted_tokens=self._max_output)
+        planned = replace(self._planned, request=request, purpose=purpose)
         return Attempt(self._context, self.catalog, planned, self._time)
 
     @property
@@ -455,7 +452,7 @@ class Attempt:
         )
         request = self._request
         if span.headers:
-            request = copy_with(request, headers=span.headers)
+            request = replace(request, headers=span.headers)
         try:
             deadlines = self._deadlines()
             async for pieces in self._provider.stream(request, self._body, deadlines):
@@ -675,7 +672,7 @@ class Attempt:
         )
         if failure is None:
             return finished
-        return copy_with(
+        return replace(
             finished,
             reason=failure.reason,
             http_status=failure.status,

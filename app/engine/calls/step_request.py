@@ -20,6 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import NO_TOOLS, Form, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.message.response_format import (
@@ -32,7 +34,6 @@ from app.core.message.response_format import (
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SILENT_SHARE, Limits, ProviderSpec, Worker
 from app.core.pool.policy import UNPAID
-from app.core.records import copy_with, record
 from app.core.run.progress import gives_answer, parent_of
 from app.core.run.state import RunState, StepState
 from app.core.run.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, visible_steps
@@ -59,8 +60,7 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 """No contents."""
 
 
-@record(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """One step and what it may see. `task` has the caller's conversation; `latest_request` says how to answer now, and
     has no conversation."""
 
@@ -111,7 +111,7 @@ class View:
             return NO_TOOLS
         if toolbox.choice == "none":
             return toolbox
-        return copy_with(toolbox, choice="auto")
+        return replace(toolbox, choice="auto")
 
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
@@ -151,7 +151,7 @@ class View:
             return Sampling(requested.temperature, requested.top_p, max_tokens=most_tokens, seed=requested.seed)
         if requested.max_tokens:
             most_tokens = min(requested.max_tokens, most_tokens)
-        return copy_with(requested, max_tokens=most_tokens)
+        return replace(requested, max_tokens=most_tokens)
 
 
 def is_long(request: Request, provider: ProviderSpec) -> bool:
@@ -183,7 +183,7 @@ async def view_of_step(store: ContentReads, state: RunState, n: int, at_hand: Ma
     parent = parent_of(state, step)
     own = step.access
     if parent is not None and step.inherits:
-        own = copy_with(own, steps=tuple([m for m in own.steps if m not in parent.access.steps]))
+        own = replace(own, steps=tuple([m for m in own.steps if m not in parent.access.steps]))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [exchange for exchange in step.exchanges if exchange.results]
     wanted: set[tuple[str, Reader]] = {(state.admitted.task, _task), (step.subtask, _text)}
@@ -207,7 +207,7 @@ async def view_of_step(store: ContentReads, state: RunState, n: int, at_hand: Ma
         latest_request = records[state.turn.request, _task]
     if parent is not None and step.inherits:
         outer = await view_of_step(store, state, parent.n, at_hand)
-        task = copy_with(task, messages=outer.messages(""))
+        task = replace(task, messages=outer.messages(""))
     return View(
         step,
         task,
@@ -346,7 +346,7 @@ class Candidates:
         if not self._unpaid:
             return choice
         unpaid = tuple((name, UNPAID) for name in self._unpaid)
-        return copy_with(choice, passed_over=(*unpaid, *choice.passed_over))
+        return replace(choice, passed_over=(*unpaid, *choice.passed_over))
 
     def use_only(self, workers: Sequence[Worker]) -> None:
         """Call only these from now on, as they are here: the pool file was read again."""

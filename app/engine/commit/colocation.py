@@ -9,8 +9,9 @@ here falls back to tickets, which any engine may take.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Amount
-from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
@@ -81,8 +82,7 @@ class LocalDrivers(Protocol):
         ...
 
 
-@record(frozen=True, slots=True)
-class PreparedStep:
+class PreparedStep(Struct, frozen=True):
     """A step whose first call is composed, but not made. Exactly one of `start` and `abandon` is called."""
 
     row: Outbox

@@ -17,16 +17,16 @@ Work on steps is claimed by their dispatcher, and written here only to travel in
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from math import inf
 from typing import Any, TypeVar
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Amount, Catalog
-from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
 from app.core.run.fold import advance, apply_facts, apply_facts_if_possible, fold
@@ -130,15 +130,14 @@ OpenPlan = Callable[[RunState, Propose, "RunWriter"], Awaitable[tuple[list[Fact]
 has to wait."""
 
 
-@dataclass(slots=True)
-class Consequences:
+class Consequences(Struct):
     """All that follows from a state, ready to be committed."""
 
     state: RunState
     """The state once `events` are committed."""
-    events: list[Fact] = field(default_factory=list)
-    outbox: list[Outbox] = field(default_factory=list)
-    contents: list[tuple[str, bytes]] = field(default_factory=list)
+    events: list[Fact] = []
+    outbox: list[Outbox] = []
+    contents: list[tuple[str, bytes]] = []
     hold: Amount = Amount()
     """The amount that is reserved for the calls that are intended in `events`."""
     pending_command: Propose | Finish | None = None
@@ -200,8 +199,7 @@ class Consequences:
         )
 
 
-@record(frozen=True, slots=True)
-class RunSnapshot:
+class RunSnapshot(Struct, frozen=True):
     """A run as it was read, before this process takes its lease."""
 
     state: RunState
@@ -209,7 +207,7 @@ class RunSnapshot:
     """The salt of its content addresses."""
     epoch: int
     """The epoch of its row."""
-    contents: Mapping[str, bytes] = field(default_factory=dict)
+    contents: Mapping[str, bytes] = {}
     """Some of its contents, by ref, which need not be read again."""
 
 
@@ -275,7 +273,7 @@ class RunWriter:
         the run or written to it, `RunEnded`, `NotFound`, `StoreUnavailable`.
         """
         if entry.new is not None:  # the state is that of the admission already, before it has a number
-            state = copy_with(self.state, seq=1)
+            state = replace(self.state, seq=1)
         else:
             state = apply_facts(self.state, entry.events)
         consequences = await self._consequences_of(state)
@@ -283,7 +281,7 @@ class RunWriter:
         if not is_cancelled:
             consequences.outbox = [*entry.outbox, *consequences.outbox]
         async with self._lock:
-            await self._commit(copy_with(entry, outbox=()), consequences)
+            await self._commit(replace(entry, outbox=()), consequences)
         await self._enqueue(consequences.outbox)
         return consequences
 
@@ -334,7 +332,7 @@ class RunWriter:
                 appended = await self._append_alone(entry)
             else:
                 # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
-                fenced = copy_with(entry, at=self._context.now(), epoch=self.epoch)
+                fenced = replace(entry, at=self._context.now(), epoch=self.epoch)
                 try:
                     appended = await self._commit(fenced, consequences)
                     outbox = consequences.outbox
@@ -454,7 +452,7 @@ class RunWriter:
 
     def decide_again(self) -> None:
         """Make the driver decide once more, although nothing was written."""
-        self.state = copy_with(self.state)
+        self.state = replace(self.state)
 
     async def read_answer(self, refs: Sequence[str]) -> None:
         """Read the contents of which the run's answer consists."""
@@ -465,11 +463,11 @@ class RunWriter:
         """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox."""
         if not outbox:
             return
-        of_run = copy_with(run_ticket(self.state), trace=self._trace, at=self._context.now())
+        of_run = replace(run_ticket(self.state), trace=self._trace, at=self._context.now())
         tickets = []
         for row in outbox:
             if row.announced:
-                tickets.append(copy_with(of_run, step=row.step, driver=row.driver, version=row.version))
+                tickets.append(replace(of_run, step=row.step, driver=row.driver, version=row.version))
         await _queue(self._context, tickets)
 
     # -- deciding
@@ -698,8 +696,8 @@ def with_consequences(entry: Entry, consequences: Consequences, seq: int | None)
     if consequences.lease is not None:
         lease = consequences.lease
     elif lease is not None and consequences.deadline is not None:
-        lease = copy_with(lease, deadline=consequences.deadline)
-    return copy_with(
+        lease = replace(lease, deadline=consequences.deadline)
+    return replace(
         entry,
         events=events,
         contents=(*entry.contents, *consequences.contents),

@@ -14,10 +14,11 @@ are held in memory; the requests of others are decided by the shared posterior a
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.templates import arm_of_workers
 from app.core.pool.catalog import SelectorSpec, Tier, Worker
@@ -29,7 +30,6 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, fade_posterior, from_json, update_posterior
 from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, PublishedPosterior, policy
 from app.core.rating.tenancy import fade_own_part, join_posteriors, update_own_part
-from app.core.records import record
 from app.engine.context import EngineContext
 from app.engine.periodic import look_repeatedly
 from app.errors import StoreUnavailable
@@ -53,22 +53,21 @@ FADE_SECONDS = DAY_SECONDS
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
 
-@record(frozen=True, slots=True)
-class LearningState:
+class LearningState(Struct, frozen=True):
     """The shared posterior with what it takes to go on learning: up to which time ratings were seen, and which of the
     last `LATE_SECONDS` seconds."""
 
-    posterior: Posterior = field(default_factory=Posterior)
+    posterior: Posterior = Posterior()
     mark: float = 0.0
     tried: float = 0.0
     """Up to when trials of a calibration (`rating/calibration.py`) were worked in."""
-    recent: frozenset[tuple[float, str]] = field(default_factory=frozenset)
+    recent: frozenset[tuple[float, str]] = frozenset()
     shared: int = 0
     """The number under which the shared posterior was changed last."""
-    tenants: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tenants: Mapping[str, tuple[int, int]] = {}
     """For the tenants with the latest ratings: the number of the row with its own part, and its ratings."""
     day: int = 0
-    counted: Mapping[str, int] = field(default_factory=dict)
+    counted: Mapping[str, int] = {}
     """The ratings of each API key on that day since 1970, where only so many count."""
 
     def to_json(self) -> bytes:
@@ -149,8 +148,7 @@ class SelectorBeliefs:
         self._peers[tier] = tuple(experienced.values())
 
 
-@record(frozen=True, slots=True)
-class TenantPart:
+class TenantPart(Struct, frozen=True):
     """The own part of a tenant, with the number of its row and the posterior that it makes of the shared one."""
 
     number: int
@@ -158,13 +156,12 @@ class TenantPart:
     published: PublishedPosterior
 
 
-@record(frozen=True, slots=True)
-class LoadedRows:
+class LoadedRows(Struct, frozen=True):
     """The rows of a tier as a process has read them: the learning state, its number, and tenants' own parts."""
 
     number: int = 0
-    state: LearningState = field(default_factory=LearningState)
-    owns: Mapping[str, TenantPart] = field(default_factory=dict)
+    state: LearningState = LearningState()
+    owns: Mapping[str, TenantPart] = {}
 
 
 class RatingReader:

@@ -9,8 +9,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
@@ -39,7 +41,6 @@ from app.core.rating.promotion import (
     pairs_needed,
     summarize_run,
 )
-from app.core.records import record
 from app.core.run.events import PlanAccepted, RunAdmitted, facts, read_facts
 from app.core.run.kinds import TERMINAL, Kind
 from app.core.run.state import CALLER, REPLAY
@@ -71,8 +72,7 @@ class Runs(ContentReads, Protocol):
         ...
 
 
-@record(frozen=True, slots=True)
-class SubjectShadows:
+class SubjectShadows(Struct, frozen=True):
     """The shadows of a tier under one subject, such as `tier baton-next` or `conductor mine-1a2b3c`."""
 
     subject: str
@@ -199,8 +199,7 @@ async def _has_same_answers(runs: Runs, pair: ShadowedRun) -> bool | None:
 # -- versions of a conductor, and what serves a tier
 
 
-@record(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A version of a conductor that is to take over, or has taken over, the runs of its tiers; or a subject that is to
     serve a tier, or does."""
 
@@ -394,8 +393,7 @@ async def _comparable_runs(
     return comparable[::-1]
 
 
-@record(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The conditions of one tier with their evidence."""
 
     tier: str

@@ -16,6 +16,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import (
     Change,
@@ -27,7 +30,6 @@ from app.core.pool.conductor_versions import (
     versions_in_force,
 )
 from app.core.pool.serving import TIER, objection, tier_in
-from app.core.records import copy_with, record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.engine.periodic import look_repeatedly
 from app.errors import ConfigInvalid, StoreUnavailable
@@ -101,8 +103,7 @@ class VersionReader:
         await look_repeatedly(self.look, stopping, LOOK_SECONDS, self._telemetry, "Reading the versions of conductors")
 
 
-@record(frozen=True, slots=True)
-class RequestedChange:
+class RequestedChange(Struct, frozen=True):
     """A change that somebody asks for. `share` is that of a canary; a rollback names no version."""
 
     conductor: str
@@ -142,7 +143,7 @@ async def check_change(
         refuse_or_warn(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
-    return copy_with(wanted, version=wanted.version or in_force.canary or in_force.live)
+    return replace(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
 async def check_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
@@ -153,7 +154,7 @@ async def check_service(store: Store, catalog: Catalog, wanted: RequestedChange)
         reason = objection(catalog, tier_in(wanted.conductor), wanted.version)
     if reason:
         raise ConfigInvalid([reason])
-    return copy_with(wanted, version=wanted.version or in_force.canary or in_force.live)
+    return replace(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
 def missing_subjects(catalog: Catalog, in_force: Mapping[str, VersionsInForce]) -> list[str]:

@@ -9,16 +9,16 @@ which is the same bytes whenever it is written.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Generic, TypeVar
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app import errors
 from app.core.message.chat import Decoded, ToolCall, ToolDelta, message_from_json
 from app.core.pool.budgets import scope_of
-from app.core.records import record
 from app.core.run import caller_view
 from app.core.run.caller_view import Bill, bill
 from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, RunResumed
@@ -88,8 +88,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-@record(frozen=True, slots=True)
-class AnswerPart:
+class AnswerPart(Struct, frozen=True):
     """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
     number behind it (`run/caller_view.py`)."""
 
@@ -104,16 +103,14 @@ class AnswerPart:
     """True if the model says this instead of an answer."""
 
 
-@record(frozen=True, slots=True)
-class StepEvent:
+class StepEvent(Struct, frozen=True):
     """An event of the run, sent only when the caller asked for steps: `kind` and public fields."""
 
     kind: str
     body: dict[str, object]
 
 
-@record(frozen=True, slots=True)
-class TurnEnd:
+class TurnEnd(Struct, frozen=True):
     """A turn is over: the run has ended, or waits for the results of `calls`; the event is committed. `error` is None
     for a success."""
 
@@ -135,8 +132,7 @@ class TurnEnd:
 CallerMessage = AnswerPart | StepEvent | TurnEnd
 
 
-@record(frozen=True, slots=True)
-class FollowedRun:
+class FollowedRun(Struct, frozen=True):
     """A run as one caller receives it, whichever engine drives it. Take batches from `mailbox` until `TurnEnd` comes.
 
     `state` is the run's state when the caller began to follow it; `replayed` says that it was not begun by this

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import httpx
+from msgspec import Struct
 
 from app.core.run import notices
 from app.core.run.notices import Notice
@@ -57,8 +58,7 @@ class Target:
     secrets: tuple[bytes, ...] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryResult:
+class DeliveryResult(Struct, frozen=True):
     """The result of one try: the reply's status or 0, the reason why there is none, and the seconds for which the
     receiver asks to wait."""
 

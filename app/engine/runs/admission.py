@@ -3,10 +3,11 @@
 import hmac
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import field, replace
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
@@ -31,7 +32,7 @@ from app.core.pool.policy import (
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.pool.serving import TIER, serve_tier, within
-from app.core.records import content_ref, copy_with, record
+from app.core.records import content_ref
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.identifiers import NO_TRACE, Trace
@@ -62,16 +63,14 @@ UNTAKEN_SECONDS = 0.5
 """Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""
 
 
-@record(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The tenant and the API key to which a run belongs."""
 
     tenant: str
     key: str
 
 
-@record(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """The order of a gateway: a run, or the next turn of the one whose tool calls the conversation's end answers.
 
     `limits` are the effort level's, already narrowed by the request's and the key's budget.
@@ -106,7 +105,7 @@ class Order:
     """False if the run is to have no shadow."""
     on_disconnect: OnDisconnect | None = None
     """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
-    wire: Mapping[str, Any] = field(default_factory=dict)
+    wire: Mapping[str, Any] = {}
     """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
     trace: Trace = NO_TRACE
     """The span of the request."""
@@ -239,8 +238,7 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
     return exclude_ejected(choice, context.health.ejected_workers(choice.workers))
 
 
-@record(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """An order with all that is decided when it is admitted."""
 
     order: Order
@@ -261,7 +259,7 @@ async def decide(context: EngineContext, catalog: Catalog, order: Order) -> Admi
     """
     if _says_what_plans(catalog, order):
         return decide_as_ordered(context, catalog, order)
-    order = copy_with(order, run=order.run or context.name("run"))
+    order = replace(order, run=order.run or context.name("run"))
     subject = await context.version(f"{TIER}{order.tier.name}", order.run)
     as_served = _as_served_by(catalog, order, subject) if subject else None
     if as_served is not None:
@@ -292,7 +290,7 @@ def _as_served_by(catalog: Catalog, order: Order, subject: str) -> Order | None:
     overrides = translate_overrides(order.tier, tier, order.overrides) if tier is not None else None
     if tier is None or overrides is None:
         return None
-    return copy_with(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
+    return replace(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
 
 
 def _reading_of_all(catalog: Catalog, order: Order) -> Reading:

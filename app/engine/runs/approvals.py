@@ -11,9 +11,12 @@ none after the wait's end or for another plan than the one that was shown.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
-from app.core.records import content_ref, copy_with, record
+from app.core.records import content_ref
 from app.core.run import approvals
 from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import apply_facts, fold
@@ -35,8 +38,7 @@ CHANGED: Mapping[str, str] = {
 """The parts of what is approved, by the field of `run.awaiting_approval`, in words."""
 
 
-@record(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A decision as somebody asks for it. `by` names who decides, `key` is the id of their API key or empty."""
 
     verdict: Literal["approve", "refuse"]
@@ -50,8 +52,7 @@ class Decision:
     """The most that the run may cost in all, in micro-dollars; None: what it has cost and the plan's worst case."""
 
 
-@record(frozen=True, slots=True)
-class RecordedDecision:
+class RecordedDecision(Struct, frozen=True):
     """A decision that is in the journal. `repeated` says that it was made by an earlier request."""
 
     fact: RunApproved | RunRefused
@@ -97,7 +98,7 @@ async def write_decision(
             answer = _Answer(catalog, state, question, decision, now=at, reason=reason)
             fact = answer.fact()
             entry, after = _entry(row, state, fact, now=at, wait=wait)
-            await store.append(copy_with(entry, contents=contents))
+            await store.append(replace(entry, contents=contents))
             return RecordedDecision(fact, at, after)
         except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
@@ -175,8 +176,7 @@ def _digest_mismatch(events: Sequence[Event], state: RunState, question: RunAwai
     )
 
 
-@record(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """A decision as the answer to the question of a run, at one time."""
 
     catalog: Catalog

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from weakref import WeakValueDictionary
 
-from app.core.records import copy_with
+from msgspec.structs import replace
+
 from app.core.run import caller_view
 from app.core.run.caller_view import Position, ReturnedResults, find_returned_results
 from app.core.run.events import Event, RunCancelAsked
@@ -224,7 +225,7 @@ class RunClient:
     async def _begin(self, order: Order) -> FollowedRun:
         await self._check_untaken(order.tenant)
         messages = tuple(order.task.messages)  # a new run needs all of them: until here they may be made when read
-        order = copy_with(order, task=copy_with(order.task, messages=messages))
+        order = replace(order, task=replace(order.task, messages=messages))
         order = await admission.with_budgets(self._context, order)
         catalog = self._context.catalog()
         order = admission.with_tier_in_force(catalog, order)

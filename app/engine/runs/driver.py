@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 
+from msgspec import Struct
+
 from app.conductor.protocol import Policy
 from app.core.message.chat import Task
-from app.core.records import record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.fold import apply_facts
@@ -56,8 +57,7 @@ FOLLOWERS = 64
 """Gateways that one run is sent to; more of them follow it by the journal alone."""
 
 
-@record(frozen=True, slots=True)
-class JournalAdvance:
+class JournalAdvance(Struct, frozen=True):
     """The run's journal has reached the event `seq`, which may not have been received here."""
 
     seq: int

@@ -14,11 +14,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.conductor.prompt import PARTLY, count_left_out_chars
 from app.conductor.protocol import (
@@ -44,7 +45,7 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, select_dispensable
 from app.core.rating.decision import Decision
 from app.core.rating.features import excerpt, find_last_question, sketch_to_features
-from app.core.records import content_ref, copy_with, record
+from app.core.records import content_ref
 from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Fact, StepSkipped
@@ -75,8 +76,7 @@ STOP_WAIT_SECONDS = 2.0
 """Time that a stopped planner gets to write its call's outcome."""
 
 
-@record(frozen=True, slots=True)
-class PlannerMessage:
+class PlannerMessage(Struct, frozen=True):
     """The message of a planner to its driver: one step, or the proposal's end with the error that ended it, or with the
     reason for the plan's shape, if the conductor gave one."""
 
@@ -551,10 +551,10 @@ class Planner:
         tier = self._context.tier_of(state.admitted)
         workers = tuple([worker for worker in brief.workers if worker.name not in ejected])
         if tier is None:
-            return copy_with(brief, workers=workers, reasons=False, message_chars=0)
+            return replace(brief, workers=workers, reasons=False, message_chars=0)
         spec = tier.conductor
         gives_reasons = spec.reasons and not conductor.instant
-        return copy_with(brief, workers=workers, reasons=gives_reasons, message_chars=spec.message_chars)
+        return replace(brief, workers=workers, reasons=gives_reasons, message_chars=spec.message_chars)
 
     def _find_ejected_workers(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.

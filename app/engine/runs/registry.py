@@ -18,13 +18,13 @@ from functools import partial
 from typing import TypeVar
 
 import orjson
+from msgspec.structs import replace
 
 from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import Step
-from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.fold import apply_facts, fold
 from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState
@@ -166,8 +166,8 @@ class Drivers:
         if entry.new is None:
             raise ValueError("only an admission makes a new run")
         until = self._context.now() + self._context.lease
-        entry = copy_with(entry, new=copy_with(entry.new, driver=self._home, lease_until=until))
-        run = RunSnapshot(copy_with(state, seq=0), salt, epoch=1)
+        entry = replace(entry, new=replace(entry.new, driver=self._home, lease_until=until))
+        run = RunSnapshot(replace(state, seq=0), salt, epoch=1)
         span = start_run_span(self._context.tracing, state, taken_over=False)
         await self._begin(self._driver(run, task, conductor, span), entry)
 
@@ -180,7 +180,7 @@ class Drivers:
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
         turn = apply_facts(run.state, next_turn.entry.events)
         span = start_run_span(self._context.tracing, turn, taken_over=False)
-        entry = copy_with(next_turn.entry, lease=lease, outbox=rows)
+        entry = replace(next_turn.entry, lease=lease, outbox=rows)
         await self._begin(self._driver(run, task, policy, span), entry)
 
     async def take(self, run: str, events: tuple[Event, ...] = ()) -> bool:
@@ -315,15 +315,15 @@ class Drivers:
                     raise
             # Another process has written meanwhile, for example a wish to cancel the run.
             journal = await self._context.store.journal(run.state.run, after=run.state.seq)
-            run = copy_with(run, state=fold(journal.events, run.state))
+            run = replace(run, state=fold(journal.events, run.state))
             if run.state.ended:
                 return
         steps = _interrupted_steps(run.state)
         self._adopted.append(run.state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [EngineChange(run.state.run, self._home)])
-            of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
-            await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
+            of_run = replace(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
+            await self._context.queue.enqueue([replace(of_run, step=n) for n in steps])
 
     def _driver(self, run: RunSnapshot, task: Task, policy: Policy, span: Span) -> Driver:
         steps = None if self.spread else self.dispatcher

@@ -6,10 +6,11 @@ order that begins the new run, which is admitted like any other: the labels, rul
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.proposals import by_name, read_plan
@@ -17,7 +18,7 @@ from app.core.plan.workflow import CONDUCTOR, Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.policy import DENIED
-from app.core.records import content_ref, copy_with, record
+from app.core.records import content_ref
 from app.core.run.events import RunResumed, facts
 from app.core.run.fold import fold
 from app.core.run.recording import (
@@ -47,8 +48,7 @@ EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts"
 """The limits of the earlier run that a replay of its own plan keeps, as far as its tier still allows them."""
 
 
-@record(frozen=True, slots=True)
-class EarlierRun:
+class EarlierRun(Struct, frozen=True):
     """The run that is replayed."""
 
     state: RunState
@@ -62,8 +62,7 @@ class EarlierRun:
     """The requests of its turns after the first, likewise."""
 
 
-@record(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """The changes of a replay against the run that it repeats. Without any of them it has the same plan."""
 
     plan: object | None = None
@@ -229,9 +228,9 @@ def _with_worker(plan: RecordedPlan, worker: str) -> RecordedPlan:
     steps = []
     for position, step in enumerate(plan.steps):
         if position not in plan.kept_outputs and step.worker != CONDUCTOR:
-            step = copy_with(step, worker=worker)
+            step = replace(step, worker=worker)
         steps.append(step)
-    return copy_with(plan, steps=tuple(steps))
+    return replace(plan, steps=tuple(steps))
 
 
 def _tools(earlier: EarlierRun) -> Sequence[RecordedTools]:

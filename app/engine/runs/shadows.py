@@ -17,8 +17,9 @@ nobody would answer the shadow's calls.
 import asyncio
 import hashlib
 import logging
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from app.core.message.chat import Task
 from app.core.plan.arms import is_arm

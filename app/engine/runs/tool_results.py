@@ -8,14 +8,15 @@ anything else ........................ 400 (run/caller_view.py)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
-from app.core.records import content_ref, record
+from app.core.records import content_ref
 from app.core.run import caller_view, drafts, notices
 from app.core.run.caller_view import ResultsKind, ReturnedResults
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
@@ -33,8 +34,7 @@ NEEDED: Mapping[type, str] = {Image: "image", Document: "pdf"}
 PLURALS: Mapping[str, str] = {"image": "images", "pdf": "PDFs"}
 
 
-@record(frozen=True, slots=True)
-class WaitingRun:
+class WaitingRun(Struct, frozen=True):
     """A run as far as its next turn needs it. Its salt is empty where its content was erased."""
 
     owner: Owner
@@ -43,15 +43,14 @@ class WaitingRun:
     """The address of the engine that drove it, and may still hold its state; empty where that is not known."""
 
 
-@record(frozen=True, slots=True)
-class Resumption:
+class Resumption(Struct, frozen=True):
     """The run that results belong to, and what they are to it."""
 
     waiting_run: WaitingRun
     kind: ResultsKind
     shares: Mapping[int, tuple[str, bytes]]
     """The results for each step, as content with its ref, by step."""
-    labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    labels: Mapping[int, frozenset[str]] = {}
     """The labels of the results for each step that have any."""
 
     @property
@@ -60,8 +59,7 @@ class Resumption:
         return self.waiting_run.snapshot.state
 
 
-@record(frozen=True, slots=True)
-class NextTurn:
+class NextTurn(Struct, frozen=True):
     """The beginning of a turn: its number, its first entry, and the steps that go on."""
 
     turn: int

@@ -7,11 +7,13 @@ here, so it is kept: bounded, written in the order in which it came, and without
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Piece, TextDelta, ToolDelta, count_tokens_covering
 from app.core.pool.catalog import MILLION
-from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, Fact, PassedOver, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.state import RunState, StepState
 from app.engine.calls.attempt import Reply
@@ -94,8 +96,7 @@ class Relay:
         return replace(piece, id=self._id_of(piece.index))
 
 
-@record(frozen=True, slots=True)
-class StepBasis:
+class StepBasis(Struct, frozen=True):
     """The basis of a step: the state that it began from, what it may see, and the workers that it may call."""
 
     state: RunState

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from app.core.records import copy_with
+from msgspec.structs import replace
+
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import LocalDrivers, PreparedStep
@@ -327,7 +328,7 @@ class Dispatcher:
         if attempt is None:
             return None
         return PreparedStep(
-            row=copy_with(row, holder=self._name, until=self._context.now() + self._context.lease),
+            row=replace(row, holder=self._name, until=self._context.now() + self._context.lease),
             intent=attempt.build_intent(),
             reserved=attempt.hold,
             start=partial(self._start_prepared, group, work, execution, attempt),

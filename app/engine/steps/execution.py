@@ -22,12 +22,13 @@ from functools import partial
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from app.core.message.chat import TOKEN_BYTES, message_to_json, mint_call_id
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.rules import Reading
-from app.core.records import content_ref, copy_with
+from app.core.records import content_ref
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import CallFinished, Fact, NamedCall, PassedOver, StepAwaitingTool, StepDone, StepFailed
@@ -371,7 +372,7 @@ class Execution:
             refusal = error
         self._number -= 1  # this attempt was not recorded
         if refusals < MOST_REFUSALS:  # calls that were not known here hold what this one was to have
-            latest = copy_with(basis, state=await self._read_state(None), refusal=refusal)
+            latest = replace(basis, state=await self._read_state(None), refusal=refusal)
             return await self._next_attempt(latest, lost_outcomes, refusals + 1)
         failed = StepFailed(n, RunOverBudget.code, budget=refusal.budget, budget_until=refusal.until)
         await self._fail(failed, lost_outcomes)
@@ -482,7 +483,7 @@ class Execution:
         planned = PlannedCall(
             call=self._context.name("call"),
             step=view.step.n,
-            request=copy_with(request, live=True) if watched else request,
+            request=replace(request, live=True) if watched else request,
             access=view.step.access,
             number=self._number + 1,
             salt=self._salt,
@@ -626,7 +627,7 @@ class Execution:
         move = TicketMove(n, "release", claim=claim, until=self._context.now())
         await self._write_last_entry(self._entry(lost_outcomes, move=move))
         with suppress(QueueUnavailable):
-            await self._context.queue.enqueue([copy_with(self._ticket, version=AGAIN)])
+            await self._context.queue.enqueue([replace(self._ticket, version=AGAIN)])
 
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
@@ -708,7 +709,7 @@ class Execution:
         move = TicketMove(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
         texts = tuple(content for content in entry.contents if content[0].encode() in named)
-        await self._context.store.append(copy_with(entry, events=outcomes, contents=texts, hold=Amount(), move=move))
+        await self._context.store.append(replace(entry, events=outcomes, contents=texts, hold=Amount(), move=move))
 
     def _followers(self, state: RunState) -> Sequence[str]:
         """The gateways that follow the run, as far as this process knows."""

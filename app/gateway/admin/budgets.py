@@ -1,9 +1,9 @@
 """`/admin/v1/budgets`: what may be spent for a key, a user, a team or a tenant in each hour, day or month."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import asdict
 
 from app.core.pool.budgets import EVERYBODY, Budget, account, faults
 from app.core.pool.catalog import MILLION

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Catalog, Worker
-from app.core.records import record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.admin.people import People
 from app.gateway.http.callers import Caller
@@ -11,8 +12,7 @@ from app.gateway.http.context import GatewayContext
 from app.store.protocol import TenantAdministration
 
 
-@record(frozen=True, slots=True)
-class AdminContext:
+class AdminContext(Struct, frozen=True):
     """Dependencies of the admin API."""
 
     gateway: GatewayContext

@@ -1,9 +1,9 @@
 """`/admin/v1/holds`: legal holds, under which nobody erases or deletes what is stored of the runs that they cover."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -3,10 +3,10 @@
 Nobody can make a key, or learn the secret of one, that may do more than they may themselves.
 """
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from app.core.pool.catalog import MILLION

@@ -11,17 +11,17 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Protocol
 
 import orjson
 from fastapi import APIRouter, Query, Security
 from fastapi.security import APIKeyCookie, SecurityScopes
+from msgspec import Struct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from app.core.console_path import PATH, restrict_to_console
-from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
 from app.gateway.admin import replies
@@ -47,8 +47,7 @@ COOKIE = APIKeyCookie(
 )
 
 
-@record(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """A rule: who has this value in this claim has a role in a tenant; None: in all tenants."""
 
     claim: str
@@ -69,8 +68,7 @@ class Provider(Protocol):
         ...
 
 
-@record(frozen=True, slots=True)
-class People:
+class People(Struct, frozen=True):
     """The provider at which people log in, and the grants that say what they may do. The first of `grants` that fits
     counts."""
 

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 

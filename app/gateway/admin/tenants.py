@@ -1,9 +1,9 @@
 """`/admin/v1/tenants`, `/changes` and `/spend`: tenants, who changed what, and what was spent."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import asdict
 
 from app.core.pool.catalog import MILLION
 from app.errors import Conflict, InvalidRequest, NotFound

@@ -5,10 +5,10 @@ errors. Values never occur in an error.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
+from msgspec.structs import replace
 from pydantic import BaseModel, Field, StringConstraints
 
 from app.core.message.chat import Form, Message, Part, Sampling, Task, Text, ToolCall, run_of

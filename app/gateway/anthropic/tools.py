@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+from msgspec import Struct
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
-from app.core.records import record
 from app.errors import InvalidRequest
 from app.gateway.wire.parameters import ToolName, ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
@@ -31,8 +31,7 @@ EDITS: Final[Mapping[str, Any]] = {
 """Arguments of the commands view, create, str_replace and insert."""
 
 
-@record(frozen=True, slots=True)
-class ToolDescription:
+class ToolDescription(Struct, frozen=True):
     """Anthropic's description of a tool."""
 
     name: str

@@ -1,11 +1,11 @@
 """`POST /v1/completions`, OpenAI's legacy route: the prompt is a user's message, and the rest is as for chat."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import APIRouter
+from msgspec.structs import replace
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response

@@ -13,14 +13,14 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Security
 from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import HTTPConnection, Request
 
-from app.core.records import record
 from app.core.roles import KEY_FORMAT, permits
 from app.errors import BatonError, Forbidden, Overloaded, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import digest, pepper_mark
@@ -62,8 +62,7 @@ API_KEY: Final = APIKeyHeader(
 """Both document where a key may stand; `find_api_key` reads it from either."""
 
 
-@record(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """An authenticated caller."""
 
     key: KeyRow

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
 
 from app.core.pool.catalog import Catalog
 from app.core.pool.rates import RateLimits
-from app.core.records import record
 from app.engine.runs.client import RunClient
 from app.network.tracing import Tracing
 from app.stepqueue.protocol import StepQueue
@@ -21,8 +23,7 @@ class PendingBodies:
     bytes: int = 0
 
 
-@record(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """Bounds on the bodies of requests."""
 
     body: int = 8 << 20
@@ -39,11 +40,10 @@ class Bounds:
     """The most keys of one object."""
     all_bodies: int = 64 << 20
     """The most bytes of all bodies that arrive at the same time; one alone may always have `body`."""
-    pending: PendingBodies = field(default_factory=PendingBodies, compare=False)
+    pending: PendingBodies = msgspec.field(default_factory=PendingBodies)
 
 
-@record(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Admission limits: of this process, and of each key, tenant and user over all gateways."""
 
     running: int = 1_000
@@ -61,8 +61,7 @@ class Rates:
         return bool(self.key or self.tenant or self.user)
 
 
-@record(frozen=True, slots=True)
-class GatewayContext:
+class GatewayContext(Struct, frozen=True):
     """Dependencies of the gateway.
 
     `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `peppers` gives
@@ -74,13 +73,13 @@ class GatewayContext:
     runs: RunClient
     catalog: Callable[[], Catalog]
     telemetry: Telemetry
-    peppers: Callable[[], tuple[bytes, ...]] = field(repr=False)
+    peppers: Callable[[], tuple[bytes, ...]]
     now: Callable[[], float]
     tick: Callable[[], float]
     name: Callable[[str], str]
-    tracing: Tracing = field(default_factory=Tracing)
-    bounds: Bounds = field(default_factory=Bounds)
-    rates: Rates = field(default_factory=Rates)
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
+    bounds: Bounds = msgspec.field(default_factory=Bounds)
+    rates: Rates = Rates()
     key_ttl: float = 4.5
     """Seconds for which a key lookup is remembered. A revocation takes effect within five: the rest is for the next
     lookup, after which a stream that is open is ended."""
@@ -96,7 +95,7 @@ class GatewayContext:
     """The state of each worker's breaker, as the engine of this process has measured it; None without an engine."""
     serves: Callable[[str], str] = lambda _tier: ""
     """The subject that serves all runs of a tier but those of a canary; empty for the tier's own definition."""
-    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
     omits_search: bool = True
     """False if a web search that Codex offers with access to the web is refused instead of left out."""

@@ -16,14 +16,14 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import orjson
 from fastapi import Depends
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.records import copy_with, record
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.engine.delivery.messages import FollowedRun
@@ -41,8 +41,7 @@ EVENT_NUMBER = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
-@record(frozen=True, slots=True)
-class OpenTurn:
+class OpenTurn(Struct, frozen=True):
     """The turn of a run that this request has begun or follows."""
 
     run: FollowedRun
@@ -55,8 +54,7 @@ class OpenTurn:
     """The event after which a stream goes on; None: from its start."""
 
 
-@record(frozen=True, slots=True)
-class TurnToFollow:
+class TurnToFollow(Struct, frozen=True):
     """A turn of a run: the one of a number, or the one that an idempotent request began; without either the latest."""
 
     run: str
@@ -184,10 +182,10 @@ class Idempotency:
     async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> OpenTurn:
         headers = request.scope["baton.headers"]
         trace = request.scope[SPAN_KEY].trace
-        order = copy_with(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
+        order = replace(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
-            order = copy_with(order, once=replace(once, until=until))
+            order = replace(order, once=replace(once, until=until))
         permit = await self._admission.enter(caller.key, headers, order)
         try:
             followed = await self._start(order, permit)
@@ -205,7 +203,7 @@ class Idempotency:
         """Begin the run of an order, under the id under which it was counted. If it is not begun, its count is
         forgotten."""
         if permit.counted is not None:
-            order = copy_with(order, run=permit.counted.run)
+            order = replace(order, run=permit.counted.run)
         try:
             followed = await self._context.runs.start(order)
         except RunUndecided:  # whether it was begun is not known, so it stays counted

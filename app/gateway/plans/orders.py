@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from app.core.message.chat import Task, labels_of
 from app.core.plan.arms import tier_of
@@ -17,7 +18,6 @@ from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
-from app.core.records import copy_with
 from app.core.run.caller_view import find_returned_results
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
@@ -41,7 +41,7 @@ def to_preview(order: Order) -> Order:
         )
     reply = {name: value for name, value in order.wire.items() if name not in ("steps", "background")}
     wire = {"format": FORMAT, "revision": 1, "reply": reply} | _pool(order.overrides)
-    return copy_with(
+    return replace(
         order,
         preview=True,
         streams=False,
@@ -70,7 +70,7 @@ def _pool(overrides: Overrides) -> dict[str, Any]:
 def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) -> Order:
     """Return the order of an edited plan's preview."""
     wire = dict(plan.first.state.admitted.wire) | {"revision": number}
-    return copy_with(
+    return replace(
         base, preview=True, plan=value, wire=wire, on_disconnect="finish", origin_kind="plan", origin_run=plan.run
     )
 
@@ -93,7 +93,7 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
     streams_steps = request.stream and request.stream_steps
     if streams_steps:
         reply["steps"] = True
-    return copy_with(
+    return replace(
         base,
         plan=as_value(steps),
         streams=request.stream,
@@ -173,7 +173,7 @@ def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
     if lowered_limits:
         raise outdated_error(f"its tier now has lower limits: {', '.join(sorted(lowered_limits))}")
     if key.max_usd is not None and key.max_usd < limits.usd:
-        return copy_with(limits, usd=key.max_usd)
+        return replace(limits, usd=key.max_usd)
     return limits
 
 

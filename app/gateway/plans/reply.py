@@ -4,13 +4,14 @@ likely to cost."""
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from app.core.message.chat import Task, Text
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
 from app.core.rating.forecast import History
-from app.core.records import record
 from app.core.run.caller_view import bill, dollars
 from app.core.run.recipients import Recipient
 from app.core.run.visibility import LabelFlow
@@ -38,8 +39,7 @@ def summary(row: RunRow) -> dict[str, Any]:
     }
 
 
-@record(frozen=True, slots=True)
-class RevisionContent:
+class RevisionContent(Struct, frozen=True):
     """The parts of a revision that are read to show it in full."""
 
     steps: tuple[Step, ...]

@@ -9,11 +9,13 @@ asked of every edit.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from app.core.plan.digest import plan_digest
 from app.core.plan.published_format import to_lists
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
-from app.core.records import copy_with, record
 from app.core.run.fold import fold
 from app.core.run.identifiers import format_reply_id, run_of_reply
 from app.core.run.kinds import ENDED
@@ -28,8 +30,7 @@ FORMAT: Final = "plan"
 MOST_REVISIONS: Final = 100
 
 
-@record(frozen=True, slots=True)
-class Revision:
+class Revision(Struct, frozen=True):
     """One revision: its run, and its number from 1. `row` is None where the run has just ended."""
 
     number: int
@@ -49,8 +50,7 @@ class Revision:
         return self.state.state not in ENDED
 
 
-@record(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A plan with its revisions, the oldest first, among them those that could not be made."""
 
     revisions: tuple[Revision, ...]
@@ -151,7 +151,7 @@ def _step(step: StepState, texts: Mapping[str, str], base: int) -> Step:
 def limits_of(limits: Limits) -> Limits:
     """Return the limits with which a plan is executed: it is the caller's own, which has one round and no workflow
     inside."""
-    return copy_with(limits, rounds=1, depth=0)
+    return replace(limits, rounds=1, depth=0)
 
 
 def digest_of(revision: Revision, steps: tuple[Step, ...]) -> str:

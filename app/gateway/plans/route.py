@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
+from msgspec import Struct
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import Task
-from app.core.records import record
 from app.core.run.fold import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import Order
@@ -87,8 +87,7 @@ class PlanFilters(query.Parameters):
     """`next` of the page before."""
 
 
-@record(frozen=True, slots=True)
-class VisiblePlan:
+class VisiblePlan(Struct, frozen=True):
     """A plan that the caller may see: its revisions, the row of the first, and the store by which it is read."""
 
     plan: Plan

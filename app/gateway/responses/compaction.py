@@ -5,9 +5,9 @@ like any other, writes the notes that the item holds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text

@@ -1,12 +1,12 @@
 """Stored responses: the task that a response was made of, and the conversation at its end."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Message, Part, Text, ToolCall, message_from_json, task_from_json
-from app.core.records import record
 from app.core.run.state import Exchange, RunState, StepState
 from app.core.run.visibility import labels_in_run
 from app.engine.calls.step_request import texts_of
@@ -15,8 +15,7 @@ from app.gateway.responses.reply import Subject
 from app.store.protocol import ContentReads
 
 
-@record(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(Struct, frozen=True):
     """A response in its present state: `end` is None while it is in progress; `messages` is the conversation up to
     its end, where the caller of `conversation` added it."""
 

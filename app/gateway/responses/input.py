@@ -4,9 +4,9 @@ Calls of functions stand with the assistant's words before them, outputs of func
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall

@@ -17,13 +17,13 @@ of earlier turns do not count.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Task, ToolCall
-from app.core.records import record
 from app.core.run import caller_view
 from app.core.run.caller_view import Bill, Position
 from app.core.run.notices import response_id
@@ -52,8 +52,7 @@ def parse_id(text: str) -> tuple[str, int] | None:
     return (match[1], int(match[2] or 0))
 
 
-@record(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """The source of a response: the state and the task of its run."""
 
     state: RunState

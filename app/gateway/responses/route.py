@@ -5,10 +5,10 @@ takes it over. `previous_response_id` goes on with a run that waits for tool res
 conversation is that of the response before and what came of it.
 """
 
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

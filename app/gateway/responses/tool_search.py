@@ -8,10 +8,10 @@ this request and in those that go on with its response.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import orjson
+from msgspec.structs import replace
 
 from app.core.message.chat import Tool
 from app.errors import InvalidRequest

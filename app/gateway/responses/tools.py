@@ -7,9 +7,9 @@ reply, of any process, spells it so again.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
+from msgspec.structs import replace
 from pydantic import Discriminator, Field
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import replace
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
-from app.core.records import copy_with
 from app.core.run.approvals import find_decision
 from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
@@ -155,8 +155,8 @@ def _run_query(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
         before = filters.after[:2]
     run_query = RunQuery(tenant=caller.tenant, before=before, limit=filters.limit + 1)
     if filters.status == "waiting":
-        return copy_with(run_query, state=WAITING)
-    return copy_with(run_query, tags=((APPROVAL_TAG, ASKED),))
+        return replace(run_query, state=WAITING)
+    return replace(run_query, tags=((APPROVAL_TAG, ASKED),))
 
 
 def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:

@@ -5,13 +5,14 @@ content store, and where they were erased the field is null and `erased` says so
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.core.message.chat import sum_usages
 from app.core.pool.catalog import MILLION, Amount
 from app.core.rating.feedback import Feedback
-from app.core.records import record
 from app.core.run.caller_view import bill, dollars, usage_figures, usage_of
 from app.core.run.events import (
     CallFinished,
@@ -114,8 +115,7 @@ def render_run(
     }
 
 
-@record(frozen=True, slots=True)
-class _RunFacts:
+class _RunFacts(Struct, frozen=True):
     """A run's facts by what they are about, each read once from the journal."""
 
     state: RunState

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from msgspec import Struct
+
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 from app.core.pool.policy import EJECTED, decided_by
 from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import CHEAPEST_METHOD, compare_with_cheapest
-from app.core.records import record
 from app.core.run.caller_view import dollars
 from app.core.run.events import (
     Event,
@@ -53,8 +54,7 @@ async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content
     return await explain_read(store, catalogs, ReadRun(row, journal, state, whole), content=content)
 
 
-@record(frozen=True, slots=True)
-class ReadRun:
+class ReadRun(Struct, frozen=True):
     """A run as it was read from the store."""
 
     row: RunRow
@@ -126,8 +126,7 @@ def explanation_of(
     return data
 
 
-@record(frozen=True, slots=True)
-class _ExplainedRun:
+class _ExplainedRun(Struct, frozen=True):
     """The sources from which a run is explained."""
 
     state: RunState

@@ -4,11 +4,11 @@ A request with the header `anthropic-version` gets them in Anthropic's form.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 

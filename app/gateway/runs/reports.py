@@ -10,12 +10,13 @@ import io
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, tzinfo
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec.structs import replace
 
 from app.core.pool.catalog import Price
 from app.core.pool.snapshot import restore_catalog

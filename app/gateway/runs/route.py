@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query
+from msgspec import Struct
 from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.rating.alignment import SideBySide
 from app.core.rating.comparison import Comparison
-from app.core.records import record
 from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
 from app.core.run.fold import fold
@@ -73,8 +73,7 @@ StepNumber = Annotated[
 """Read as text: what is no number is a step that there is not (404), not a fault of the request (400)."""
 
 
-@record(frozen=True, slots=True)
-class VisibleRun:
+class VisibleRun(Struct, frozen=True):
     """A run that the caller may see: its row, and the store by which the caller reads and changes it."""
 
     row: RunRow

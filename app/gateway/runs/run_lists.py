@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import APIRouter, Query
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.records import copy_with
 from app.core.run.kinds import OriginKind
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.callers import Caller, Keys
@@ -107,7 +107,7 @@ async def _read_rows(
 
 def _reverse_order(run_query: RunQuery) -> RunQuery:
     """Return the query for the rows in front of a place instead of those behind it, the nearest first."""
-    return copy_with(run_query, ascending=not run_query.ascending)
+    return replace(run_query, ascending=not run_query.ascending)
 
 
 async def _summaries(
@@ -138,10 +138,10 @@ async def _count(
 ) -> dict[str, Any]:
     """Return the number of runs that the filters select, and of those among them that are in front of the page."""
     lists = context.store.of_tenant(tenant).lists
-    total = await lists.count(copy_with(run_query, before=None), MOST_COUNTED + 1)
+    total = await lists.count(replace(run_query, before=None), MOST_COUNTED + 1)
     in_front = 0
     if first is not None and run_query.before is not None:
-        in_front = await lists.count(_reverse_order(copy_with(run_query, before=first[:2])), MOST_COUNTED + 1)
+        in_front = await lists.count(_reverse_order(replace(run_query, before=first[:2])), MOST_COUNTED + 1)
     counts: dict[str, int | None] = {"total": None, "in_front": None, "most": MOST_COUNTED}
     if total <= MOST_COUNTED:
         counts["total"] = total

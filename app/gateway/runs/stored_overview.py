@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from app.core.pool.catalog import MILLION, Price
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint

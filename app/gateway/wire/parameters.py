@@ -13,10 +13,11 @@ The options of a run that every wire format has stand at the end: the tier, the 
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, create_model
 
 from app.core.message.chat import Task
@@ -24,7 +25,6 @@ from app.core.plan.arms import tier_for
 from app.core.plan.published_format import from_lists, is_published
 from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
-from app.core.records import record
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.gateway.http.field_names import FIELD_NAME
@@ -46,8 +46,7 @@ Includable = Literal[
 """The values of `include` on `/v1/responses`."""
 
 
-@record(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One row. `note` is for callers; `neutral` holds the values that a refused parameter may have all the same."""
 
     decision: Decision
@@ -472,8 +471,7 @@ def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
     return tier
 
 
-@record(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(Struct, frozen=True):
     """The parts of a request that its order needs besides the task, in the same form for every wire format."""
 
     model: str

@@ -13,11 +13,12 @@ optimum by domain ..... knows them too, and each part's domain and what is confi
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.lab.world2.baselines import PlanIndices, Setting

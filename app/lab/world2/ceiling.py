@@ -7,10 +7,10 @@ the same workers that were measured anew with so many questions each, which says
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import numpy as np
+from msgspec.structs import replace
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting, domain_plans

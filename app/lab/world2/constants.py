@@ -7,10 +7,11 @@ world; a test compares it with the file. The gap between baselines and optimum i
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from msgspec import Struct
 
 VERSION = "world-2"
 FROZEN = "a3f9bd073181eb30763920361eb63a89d7576fe0a81f841783f034255a002164"
@@ -21,8 +22,7 @@ TRAITS = (-1.2711, -0.3247, 0.3247, 1.2711)
 DOCUMENT_TOKENS = (0, 3_000, 12_000)
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
+class Constants(Struct, frozen=True):
     """The values of `constants.toml`, by the names of its tables. Effects are in logits, prices in dollars."""
 
     ability_mean: float

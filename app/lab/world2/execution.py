@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from msgspec import Struct
+
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
 from app.core.run.visibility import EarlierStep, compose, visible_steps
@@ -56,8 +58,7 @@ class Library:
         return self._by_key.get(text) or self._by_key.get(key_of(text.partition(DOCUMENT)[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """The words of a worker, and the tokens that the world counts for reading and writing."""
 
     text: str
@@ -83,8 +84,7 @@ class _Context:
     tokens: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """One execution of a plan."""
 
     right: bool

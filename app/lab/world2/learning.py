@@ -35,12 +35,13 @@ workers of these skills, with the constants that `Beliefs.constants` takes from 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.lab.world2.baselines import PlanIndices, Setting
@@ -107,8 +108,7 @@ too much is believed. Of 0.1 to 0.3 it is the least at which plans cost at least
 kinds of validation tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedExecution:
+class LoggedExecution(Struct, frozen=True):
     """One execution as it is learned from."""
 
     shape: str
@@ -118,8 +118,7 @@ class LoggedExecution:
     passed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Beliefs:
+class Beliefs(Struct, frozen=True):
     """Figures that are taken for true: those that are most probable, or a draw from all that are believed."""
 
     figures: Figures

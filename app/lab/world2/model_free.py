@@ -8,11 +8,11 @@ were best on held-out executions, which count as well.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.lab.world2.baselines import PlanIndices, Setting
@@ -46,8 +46,7 @@ CHECK_INTERVAL = 2_000
 """Executions from one held-out check to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A task over a pool, as the policy sees it."""
 
     task: Task

@@ -9,11 +9,12 @@ that read messages; a test finds the same figures on every shape and role.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.lab.world2.constants import DOCUMENT_TOKENS, TRAITS, Constants, constants
@@ -299,8 +300,7 @@ class Rewards:
         return is_same
 
 
-@dataclass(frozen=True, slots=True)
-class _PartQuery:
+class _PartQuery(Struct, frozen=True):
     """One part of a task under one shape, given whether the plan and the digest are good."""
 
     steps: Shape

@@ -12,9 +12,11 @@ does.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import Finish, Message
 from app.lab.world2.constants import DOCUMENT_TOKENS, constants
@@ -33,8 +35,7 @@ CHARS_PER_TOKEN = 4.3
 """Characters of a document for each of its tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedReply:
+class ServedReply(Struct, frozen=True):
     """An answer, its tokens and seconds; `finish` is "length" where the request allowed too few tokens for it."""
 
     text: str

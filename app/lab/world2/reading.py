@@ -10,10 +10,11 @@ verdict is needed for them. A family that was never met is read as families whos
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.lab.world2.constants import DOMAINS
@@ -33,8 +34,7 @@ NOVEL_SHARE = 0.15
 """The share of unknown words from which on a text says nothing of its confidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """A task as it was read: the place of each part's family among those of training, and if it is confidential.
 
     `weight` is how much is given on this reading; those of all readings of a task add up to 1.

@@ -7,9 +7,9 @@ so that intervals are about tasks alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.lab.world2 import tasks as composed
@@ -35,8 +35,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One policy: its chance of a right answer by task, and means of dollars, the workers' tokens and reward."""
 
     name: str

@@ -2,7 +2,7 @@
 and writes, whose hands an answer has been through, and how answers are combined. It needs no numpy.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, Constants, constants
 from app.lab.world2.shapes import Shape, ShapeStep
@@ -13,8 +13,7 @@ ANSWERING = ("solve", "reason", "check", "combine")
 LANGUAGE = DOMAINS.index("language")
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """All of a task that its bill depends on."""
 
     parts: int

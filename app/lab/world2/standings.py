@@ -13,6 +13,7 @@ from random import Random
 from typing import Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.errors import ConfigInvalid
@@ -47,8 +48,7 @@ SETTINGS = "settings"
 """The name in the file of a seed under which it says what its figures depend on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """The size of a comparison."""
 
     pools: int = 4
@@ -59,8 +59,7 @@ class Sizes:
     """Verdicts that the product's selector gets over each pool."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """The figures of one policy under one seed and split: expected reward, accuracy and dollars by pool and task."""
 
     reward: Matrix
@@ -87,8 +86,7 @@ def best_domain_plan(figures: Mapping[str, Figures]) -> str:
     return max(names, key=lambda name: float(figures[name].reward.mean()))
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyGroup:
+class PolicyGroup(Struct, frozen=True):
     """Policies that are made together: their names, and how to make them from the settings of the pools that training
     meets, and the seed."""
 

@@ -8,12 +8,13 @@ both are said in words too. The document itself is counted and not written out.
 import hashlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
 from importlib.resources import files
 from random import Random
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from app.lab.world2.constants import DOMAINS, TRAITS, constants
 
@@ -32,8 +33,7 @@ Split = Literal["train", "fresh", "phrasings", "families"]
 """The tasks of training; fresh ones of the same kind; in phrasings, or of families, that training never meets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """A kind of part: its domain's place in `DOMAINS`, its difficulty in logits, and the phrases that ask for it."""
 
     name: str
@@ -43,8 +43,7 @@ class Family:
     held_out: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One part of a task: the right answer, and a wrong one that is plausible."""
 
     family: Family
@@ -52,8 +51,7 @@ class Part:
     slip: str
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A task. `document` is a place in `constants.DOCUMENT_TOKENS`, `trait` one in `constants.TRAITS`."""
 
     text: str

@@ -12,12 +12,14 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import torch
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from app.conductor import cards
 from app.lab import manifest, training_record
@@ -42,8 +44,7 @@ EXAMS = 10
 """How often the conductor sits its exam while it is taught."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """The settings of a training: with the code and the world, all that it depends on."""
 
     seed: int = 0
@@ -53,7 +54,7 @@ class Recipe:
     steps: int = 750
     judged: int = 200
     """Tasks of each split that the result is judged by, and about so many of the exam that training sits."""
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: Sizes = Sizes()
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -64,8 +65,7 @@ RECIPES: Mapping[str, Recipe] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     """These are the means that a training may use. Its result does not depend on them, unless `seconds` end it."""
 
     processes: int = 1
@@ -73,8 +73,7 @@ class Resources:
     """After so long teaching ends, and the learning rate falls accordingly, whatever the number of steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """Means over tasks: of valid plans of the catalogue, and of the exact expectations of what these come to.
 
     A plan that is none of the catalogue counts as a wrong answer that costs nothing.
@@ -153,7 +152,7 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
         if step % STEPS_BETWEEN_LINES == 0 or worth:
             _say(f"step {step} of {recipe.steps}: {plan:.3f} nats a plan, {readers:.3f} of the readers; {worth}")
     (out / "curve.csv").write_text("\n".join(rows) + "\n")
-    card = {"recipe": asdict(recipe), "parameters": words.parameters, "constants": FROZEN}
+    card = {"recipe": msgspec.to_builtins(recipe), "parameters": words.parameters, "constants": FROZEN}
     card |= {
         "device": str(words.model.device),
         "seconds": round(time.monotonic() - began),

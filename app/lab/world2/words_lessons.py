@@ -11,12 +11,12 @@ optimum.
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.conductor import cards
@@ -48,8 +48,7 @@ DOUBLINGS = 0.5
 """Deviation of its price and speed, in doublings."""
 
 
-@dataclass(frozen=True, slots=True)
-class PosedTask:
+class PosedTask(Struct, frozen=True):
     """One task of a lesson: its text, plans with the chances that they are imitated, and what the text says."""
 
     text: str
@@ -61,8 +60,7 @@ class PosedTask:
     confidential: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(Struct, frozen=True):
     """One pool with several tasks. `facts` are what its cards say, one row for each worker."""
 
     pool: Pool
@@ -70,8 +68,7 @@ class Lesson:
     facts: tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """One task of an exam, with what each plan over the pool is believed to be worth."""
 
     pool: Pool

@@ -14,12 +14,13 @@ model learns to read numbers from plans alone, which takes many times as long.
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import astuple
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -59,8 +60,7 @@ MAX_NOISE = 0.4
 """The greatest share of a question's tokens that training exchanges for any others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """The size of the model, and of its training."""
 
     hidden: int = 128
@@ -102,8 +102,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Lessons as tokens. Cards are padded at their beginnings, questions with their plans at their ends."""
 
     cards: Tensor
@@ -121,7 +120,7 @@ class Batch:
 
     def to(self, device: Any) -> "Batch":
         """Return the same batch on a device."""
-        return Batch(*[getattr(self, column.name).to(device) for column in fields(self)])
+        return Batch(*[column.to(device) for column in astuple(self)])
 
 
 class WordsConductor:

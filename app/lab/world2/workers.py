@@ -8,9 +8,11 @@ is a sample, so that it errs as real cards do. Whether a pool is held out says t
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.lab.world2.constants import DOMAINS, TRAITS, constants
 
@@ -27,8 +29,7 @@ SYLLABLES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """The measured card of a worker: by domain, how many of `questions` it answered rightly, step by step."""
 
     right: tuple[int, ...]
@@ -53,8 +54,7 @@ class Card:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """One worker as the world knows it. Ability and edges, by domain, are in logits and hidden from conductors."""
 
     name: str

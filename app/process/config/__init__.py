@@ -11,11 +11,12 @@ values in `Configuration.secrets`, by provider name, and in no core type.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import SecretStr
 
 from app.core.pool.catalog import Catalog
@@ -69,8 +70,7 @@ REREAD_SETTINGS = frozenset({"pepper", "webhook_secret", "conductor_key"})
 """Settings that are read again from their files while the process runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Struct, frozen=True):
     """A configuration in force. `origin` says in words where the pool came from; each of `notes` is logged."""
 
     settings: Settings
@@ -78,7 +78,7 @@ class Configuration:
     secrets: Mapping[str, SecretStr]
     origin: str
     notes: tuple[str, ...] = ()
-    proxy_credentials: Mapping[str, SecretStr] = field(default_factory=dict)
+    proxy_credentials: Mapping[str, SecretStr] = {}
     """`user:password` for the proxies of providers, by provider name."""
 
 

@@ -6,8 +6,9 @@ fields, or as None; its name still counts.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import get_args
+
+from msgspec import Struct
 
 from app.core.plan.templates import MOST
 from app.core.pool.catalog import SELECTOR_ROUNDS, Auth, WireFormat
@@ -50,8 +51,7 @@ DEFAULT_ALIASES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedEntries:
+class CheckedEntries(Struct, frozen=True):
     """A pool file whose entries were checked one by one. `aliases` is None where the file has no such section."""
 
     providers: Mapping[str, ProviderEntry | None]

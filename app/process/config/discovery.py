@@ -5,10 +5,11 @@ rehearsal pool is used, so that Baton answers on a machine without any key.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from app.process.config.known import KnownProvider, known_providers
 from app.process.config.poolfile import base_url_variable
@@ -46,8 +47,7 @@ ULTRA_EFFORTS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveredPool:
+class DiscoveredPool(Struct, frozen=True):
     """A pool document, the providers that it was made from, and notes for the operator."""
 
     document: Mapping[str, Any]
@@ -55,8 +55,7 @@ class DiscoveredPool:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A worker that the environment offers, with the properties that decide its place in the tiers."""
 
     name: str

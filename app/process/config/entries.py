@@ -5,11 +5,11 @@ Numbers come from `tomllib` with `parse_float=Decimal`, so that no price ever pa
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from app.core.message.chat import SAMPLING
@@ -161,7 +161,7 @@ Parameters = dict[Annotated[str, AfterValidator(_parameter)], Literal["take", "d
 """How each sampling parameter is treated: it is sent, left out, or keeps a task that has it from the worker."""
 CHOICES = SelectorSpec()
 """A selector's defaults."""
-CHOOSING = frozenset(field.name for field in fields(SelectorSpec))
+CHOOSING = frozenset(SelectorSpec.__struct_fields__)
 _MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt", "reasons", "message_chars"})
 LEAST_MESSAGE_CHARS = 1_000
 USES: Mapping[str, frozenset[str]] = {

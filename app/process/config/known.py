@@ -2,15 +2,15 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class KnownProvider:
+
+class KnownProvider(Struct, frozen=True):
     """One provider of `known.toml`. A `server` has no fixed address; its base URL's variable names it.
 
     `models` are worker entries of a pool file with an additional `rank` (1 is the strongest). A server has one entry
@@ -24,7 +24,7 @@ class KnownProvider:
     base_url: str = ""
     server: bool = False
     structured: bool = True
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = {}
 
 
 @cache

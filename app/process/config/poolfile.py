@@ -8,10 +8,12 @@ found in the environment and the rehearsal pool are documents of the same form a
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar, get_args, get_origin
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import SecretStr, ValidationError
 
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, ShadowSpec, Tier, Worker, attributes
@@ -48,13 +50,12 @@ UNUSABLE_NAME = (
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """A catalog, and the secrets of its providers, which are never inside the catalog."""
 
     catalog: Catalog
     secrets: Mapping[str, SecretStr]
-    proxy_credentials: Mapping[str, SecretStr] = field(default_factory=dict)
+    proxy_credentials: Mapping[str, SecretStr] = {}
 
 
 @dataclass(slots=True)

@@ -8,14 +8,14 @@ rule that fits counts.
 
 import re
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.roles import ROLES
 
 RULE = re.compile(r"([^=\s]+)=(.+)=>([a-z]+)(?:@(\*|[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}))?")
 
 
-@record(frozen=True, slots=True)
-class RoleRule:
+class RoleRule(Struct, frozen=True):
     """One rule. `tenant` is None for all tenants."""
 
     claim: str

@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit, urlunsplit
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from app.core.pool.rates import RateLimits
@@ -443,8 +443,7 @@ def _split_list(value: str) -> list[str]:
     return [part for part in map(str.strip, value.split(",")) if part]
 
 
-@dataclass(frozen=True, slots=True)
-class SettingLine:
+class SettingLine(Struct, frozen=True):
     """One line of `baton config`."""
 
     name: str

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from app.core.message.chat import (
     Document,
@@ -37,7 +38,6 @@ from app.core.message.chat import (
 )
 from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
-from app.core.records import record
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
@@ -186,8 +186,7 @@ def _sampling(sampling: Sampling, max_tokens_field: str, unsupported: frozenset[
     return {name: value for name, value in values.items() if value is not None and name not in unsupported}
 
 
-@record(frozen=True, slots=True)
-class MessageFormat:
+class MessageFormat(Struct, frozen=True):
     """The variant of messages that an endpoint accepts."""
 
     keeps_developer: bool

@@ -8,7 +8,8 @@ question nor an earlier step says so.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from app.core.message.chat import Message
 from app.core.sampling import draw
@@ -28,13 +29,12 @@ OUTSIDE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedWorker:
+class SimulatedWorker(Struct, frozen=True):
     """The probabilities of a worker to answer easy and hard questions right; `strong` families have their own."""
 
     easy: float
     hard: float
-    strong: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    strong: Mapping[str, tuple[float, float]] = {}
     checks: float = 0.0
     """The least skill with which it judges somebody else's answer."""
 
@@ -54,8 +54,7 @@ def simulated_workers() -> dict[str, SimulatedWorker]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class StepContent:
+class StepContent(Struct, frozen=True):
     """The content of a worker's messages: the caller's question if it may see it, earlier answers, its subtask."""
 
     question: str

@@ -7,15 +7,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from app.core.records import record
+from msgspec import Struct
 
 HEAD = re.compile(r'<step\s+index="\d+"\s+id="(?P<id>[^"]*)">\s*(?P<opening><subtask>|<answer>)')
 MIDDLE = re.compile(r"</subtask>\s*<answer>")
 TAIL = re.compile(r'</answer>\s*</step\s+id="(?P<id>[^"]*)">')
 
 
-@record(frozen=True, slots=True)
-class FencedStep:
+class FencedStep(Struct, frozen=True):
     """The subtask and the answer of an earlier step."""
 
     subtask: str

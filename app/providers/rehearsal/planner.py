@@ -11,8 +11,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from app.core.message.chat import Message
 from app.core.sampling import draw
@@ -48,8 +49,7 @@ SHAPE = "The task seems to need this many steps."
 """The reasons that the simulated conductor gives where it is asked for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A step of the plan, with the probability of each worker for it."""
 
     worker: int

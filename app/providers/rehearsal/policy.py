@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from msgspec import Struct
 
 WORD = re.compile(r"[a-z]+")
 DOCUMENTS = (6_500, 32_000)
@@ -30,8 +31,7 @@ PLANNING = 0.0002
 """Dollars of the money that is left which the call for the plan itself may cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
+class PlanStep(Struct, frozen=True):
     """A step of a plan: the place of its worker among those of the policy, and the most tokens that it writes."""
 
     worker: int
@@ -40,16 +40,14 @@ class PlanStep:
     writes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedPlan:
+class LearnedPlan(Struct, frozen=True):
     """A plan with the weights of its worth over `terms`."""
 
     steps: tuple[PlanStep, ...]
     scores: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The numbers of the file."""
 
     workers: tuple[str, ...]
@@ -58,8 +56,7 @@ class Policy:
     plans: tuple[LearnedPlan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """A worker as the prompt shows it: its ordinal, its strengths, and dollars per token."""
 
     ordinal: int
@@ -68,8 +65,7 @@ class Card:
     output: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadQuestion:
+class ReadQuestion(Struct, frozen=True):
     """A question as the policy reads it: parts by domain and the chance of confidence, and the size of its document."""
 
     latent: tuple[float, ...]

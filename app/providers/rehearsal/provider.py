@@ -10,9 +10,10 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
 from math import log
 from typing import Any
+
+from msgspec.structs import asdict
 
 from app.core.message.chat import (
     ChosenToken,

@@ -1,9 +1,10 @@
 """A question whose answer can be checked: its family, how hard it is, the right answer, and plausible wrong ones."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
+
+from msgspec import Struct
 
 QuestionFamily = Literal[
     "arithmetic",
@@ -18,8 +19,7 @@ QuestionFamily = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SolvedQuestion:
+class SolvedQuestion(Struct, frozen=True):
     """`wrong` holds at least one answer, and none that is `answer`."""
 
     family: QuestionFamily

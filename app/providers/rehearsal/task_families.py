@@ -7,9 +7,10 @@ training. The last family of each domain is held out altogether.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from random import Random
+
+from msgspec import Struct
 
 from app.providers.rehearsal import calendar_tasks, number_tasks, word_tasks
 from app.providers.rehearsal.worked_task import Slots, WorkedTask
@@ -19,8 +20,7 @@ LEVELS = 3
 """Easy, medium, hard."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """A kind of task. `draw` makes the slots of a task of one level; `work` computes the answer and a slip from them
     and the level, or raises ValueError for slots that make no task."""
 
@@ -34,8 +34,7 @@ class Family:
     held_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A task that was written or read: `slip` is a plausible wrong answer."""
 
     text: str

@@ -4,13 +4,12 @@ from what to what."""
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from app.core.records import record
+from msgspec import Struct
 
 Via = Literal["key", "oidc", "command", "process"]
 
 
-@record(frozen=True, slots=True)
-class Actor:
+class Actor(Struct, frozen=True):
     """The one who makes a change: an API key's id, a person's subject at the OpenID provider, a user of the operating
     system who runs a command, or the service itself."""
 
@@ -22,8 +21,7 @@ PROCESS = Actor("baton", "process")
 """The service itself, for example when it makes the first key or hashes one anew."""
 
 
-@record(frozen=True, slots=True)
-class AdminEvent:
+class AdminEvent(Struct, frozen=True):
     """One change. `before` and `after` have the public fields of what was changed, and no secret; None: there was
     nothing before. `seq` counts changes in the order in which they were made; numbers may be missing."""
 
@@ -42,8 +40,7 @@ class AdminEvent:
     after: Mapping[str, Any] | None
 
 
-@record(frozen=True, slots=True)
-class AdminEventQuery:
+class AdminEventQuery(Struct, frozen=True):
     """A filter of changes, which are listed with the newest first. None means any value."""
 
     limit: int = 100

@@ -7,13 +7,13 @@ all of them, in the transaction of the entry or not at all, and each outcome set
 from collections.abc import Mapping
 from typing import Protocol
 
+from msgspec import Struct
+
 from app.core.pool.budgets import Budget, Scope
-from app.core.records import record
 from app.store.protocol.admin_events import PROCESS, Actor
 
 
-@record(frozen=True, slots=True)
-class BudgetUse:
+class BudgetUse(Struct, frozen=True):
     """One window of an account. Money is in micro-dollars, times are seconds since 1970.
 
     `overrun` is the part of `spent` that providers billed beyond the worst case that was held for their calls.

@@ -7,7 +7,8 @@ those of earlier releases.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.run.events import Event
 from app.core.run.recipients import Recipient, RecipientKind
 
@@ -19,8 +20,7 @@ EventCompleter = Callable[[Sequence[Event], Mapping[str, bytes]], Iterable[Event
 (`core/run/visibility.py`)."""
 
 
-@record(frozen=True, slots=True)
-class SeenDataFilter:
+class SeenDataFilter(Struct, frozen=True):
     """The things of which a recipient must have seen any to fit a filter."""
 
     user: bool = False
@@ -38,8 +38,7 @@ class SeenDataFilter:
         return not (self.user or self.results or self.steps or self.labels)
 
 
-@record(frozen=True, slots=True)
-class DisclosureQuery:
+class DisclosureQuery(Struct, frozen=True):
     """Filters of the list of disclosures: all optional, joined by AND; the values of one filter are joined by OR."""
 
     recipients: tuple[str, ...] = ()
@@ -61,8 +60,7 @@ class DisclosureQuery:
     limit: int = 100
 
 
-@record(frozen=True, slots=True)
-class Disclosure(Recipient):
+class Disclosure(Recipient, frozen=True):
     """One row: what one recipient of a call was sent, and what came of the call."""
 
     run: str
@@ -84,8 +82,7 @@ class Disclosure(Recipient):
     output_tokens: int | None
 
 
-@record(frozen=True, slots=True)
-class RebuildBatch:
+class RebuildBatch(Struct, frozen=True):
     """One batch of a rebuild: how many runs were looked at, how many rows were added or completed, and the place at
     which the next batch begins; None after the last one."""
 

@@ -7,15 +7,15 @@ checks that follow from these.
 
 from typing import Literal
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Amount
-from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.kinds import OriginKind
 from app.store.protocol.idempotency import IdempotencyRecord
 
 
-@record(frozen=True, slots=True)
-class NewRun:
+class NewRun(Struct, frozen=True):
     """The columns of a run's row at its admission. The run begins in epoch 1.
 
     An id that exists already is refused with `Conflict`.
@@ -41,8 +41,7 @@ class NewRun:
     """The id of the run from which this one follows; empty where `origin_kind` is."""
 
 
-@record(frozen=True, slots=True)
-class Outbox:
+class Outbox(Struct, frozen=True):
     """A ticket that is written together with the event that caused it. The writer announces it after the commit.
 
     The ticket starts at `version`, which is higher for each turn of the run, so that no delivery from an earlier turn
@@ -62,8 +61,7 @@ class Outbox:
     until: float = 0.0
 
 
-@record(frozen=True, slots=True)
-class TicketMove:
+class TicketMove(Struct, frozen=True):
     """A dispatcher's change to its ticket's row, and the right by which it makes the change.
 
     * `take` needs `version` to be the row's version, and the row to have no claim, or one that lapsed by `at`. It sets
@@ -81,8 +79,7 @@ class TicketMove:
     until: float = 0.0
 
 
-@record(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The run's lease after this entry: the epoch is one higher, and `driver` has the lease until `until`.
 
     A driver gives the lease back by naming nobody (an empty address). No sweep takes the run over before `until` then,
@@ -94,8 +91,7 @@ class Lease:
     deadline: float
 
 
-@record(frozen=True, slots=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """Columns of the run's row that follow from its events, for lists and filters. None leaves a column as it is.
 
     The time at which the run ended is not among them: the store takes that from the terminal event alone, because
@@ -109,8 +105,7 @@ class Projection:
     error: str | None = None
 
 
-@record(frozen=True, slots=True)
-class SharedContent:
+class SharedContent(Struct, frozen=True):
     """The parts of one content of an entry, so that the store can keep those only once which other contents have too.
 
     They are `head`, `body` and `tail`, which joined are the content. Contents of the same owner whose heads begin with
@@ -125,8 +120,7 @@ class SharedContent:
     tail: bytes = b""
 
 
-@record(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One atomic write to one run."""
 
     run: str
@@ -166,8 +160,7 @@ class Entry:
     that sums up all that came before (an end), or that an unseen wish would forbid (another turn)."""
 
 
-@record(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(Struct, frozen=True):
     """The result of an entry."""
 
     events: tuple[Event, ...]

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.store.protocol.admin_events import PROCESS, Actor
 
 HoldScope = Literal["run", "user", "tenant", "key"]
 
 
-@record(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """One legal hold. It covers runs of before and of after its beginning. Times are seconds since 1970."""
 
     id: str
@@ -27,8 +27,7 @@ class Hold:
     released_by: str | None = None
 
 
-@record(frozen=True, slots=True)
-class HoldQuery:
+class HoldQuery(Struct, frozen=True):
     """The holds of a list."""
 
     tenant: str | None = None

@@ -2,14 +2,13 @@
 
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
 
 TAKEN = "idempotency_key_in_use"
 """Code of the `Conflict` that refuses an entry because the record of another request with the same id lasts."""
 
 
-@record(frozen=True, slots=True)
-class IdempotencyRecord:
+class IdempotencyRecord(Struct, frozen=True):
     """A request that is carried out once, by its id.
 
     `fingerprint` tells a different request under the same id. `run` is the run that the request started; in an entry it

@@ -23,15 +23,15 @@ seconds, the code is `UNDECIDED`, and the entry may have been written. Every wai
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
 from app.core.pool.catalog import Amount
-from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.kinds import OriginKind
 from app.store.protocol.entries import AppendResult, Entry
 
 
-@record(frozen=True, slots=True)
-class Journal:
+class Journal(Struct, frozen=True):
     """A run's salt and a part of its events. `salt` is empty once the run's content was erased."""
 
     salt: bytes
@@ -42,8 +42,7 @@ BRIEF = 16_384
 """Bytes of the largest content that is read together with a journal, and buffered for the run's next steps."""
 
 
-@record(frozen=True, slots=True)
-class StepInput:
+class StepInput(Struct, frozen=True):
     """A run's journal, and those of its contents that are small. Other contents have to be read apart."""
 
     salt: bytes
@@ -60,8 +59,7 @@ ErasedBy = Literal["request", "retention", "tenant", "user", "operator"]
 the run's tenant or of its end user, or another command of an operator."""
 
 
-@record(frozen=True, slots=True)
-class RunRow:
+class RunRow(Struct, frozen=True):
     """A run's row, as lists show it."""
 
     id: str
@@ -126,8 +124,7 @@ def metadata_tag(field: str, value: str) -> str:
     return f"{field}={value}"
 
 
-@record(frozen=True, slots=True)
-class RatingFilter:
+class RatingFilter(Struct, frozen=True):
     """A condition on the mean score of a run's ratings that were given in a time."""
 
     good: bool
@@ -136,8 +133,7 @@ class RatingFilter:
     until: float | None = None
 
 
-@record(frozen=True, slots=True)
-class RunQuery:
+class RunQuery(Struct, frozen=True):
     """Filters for a list of runs: all optional, joined by AND.
 
     `sort` says by what the list is ordered: `time` is the admission, `cost` what the run spent. The newest or most

@@ -2,13 +2,13 @@
 
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.store.protocol.admin_events import PROCESS, Actor
 from app.store.protocol.idempotency import IdempotencyRecord
 
 
-@record(frozen=True, slots=True)
-class KeyRow:
+class KeyRow(Struct, frozen=True):
     """An API key. `digest` is the HMAC-SHA-256 of its secret under the service's pepper."""
 
     id: str
@@ -43,8 +43,7 @@ class KeyRow:
     """The time at which its tenant was disabled, where the key was looked up by its id."""
 
 
-@record(frozen=True, slots=True)
-class KeyQuery:
+class KeyQuery(Struct, frozen=True):
     """The keys of a list."""
 
     tenant: str | None = None

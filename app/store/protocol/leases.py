@@ -7,12 +7,12 @@ taken over from processes that have stopped renewing them.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.store.protocol.journal import RunRow
 
 
-@record(frozen=True, slots=True)
-class LapsedRuns:
+class LapsedRuns(Struct, frozen=True):
     """The number of open runs of one tier and code version whose lease lapsed, how many of them are past their
     deadline, and how many of the others are to be cancelled."""
 
@@ -23,8 +23,7 @@ class LapsedRuns:
     cancelled: int
 
 
-@record(frozen=True, slots=True)
-class Backlog:
+class Backlog(Struct, frozen=True):
     """The work of the whole service that no engine has taken: tickets of steps, and runs without an engine."""
 
     waiting: int
@@ -32,8 +31,7 @@ class Backlog:
     """Seconds since 1970 at which the oldest of it could first have been taken; None if there is none."""
 
 
-@record(frozen=True, slots=True)
-class TicketRow:
+class TicketRow(Struct, frozen=True):
     """A ticket's row in the outbox, as a dispatcher or a sweep sees it."""
 
     run: str

@@ -4,14 +4,14 @@ the time limits that an operator sets."""
 from collections.abc import Sequence
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.run.retention_classes import RunClass
 from app.store.protocol.admin_events import PROCESS, Actor
 from app.store.protocol.journal import ErasedBy, RunRow
 
 
-@record(frozen=True, slots=True)
-class ContentQuery:
+class ContentQuery(Struct, frozen=True):
     """Filters for runs whose content is still stored: all optional, joined by AND."""
 
     tenant: str | None = None
@@ -24,8 +24,7 @@ class ContentQuery:
     """Only runs of the class `within`, and of none of these."""
 
 
-@record(frozen=True, slots=True)
-class ContentPage:
+class ContentPage(Struct, frozen=True):
     """One page of a search. `following` is the place where the next page begins; None after the last one."""
 
     runs: tuple[RunRow, ...]
@@ -34,8 +33,7 @@ class ContentPage:
     following: tuple[float, str] | None
 
 
-@record(frozen=True, slots=True)
-class PruneQuery:
+class PruneQuery(Struct, frozen=True):
     """Selects runs that may be pruned: they have ended, both times are over, in seconds since 1970, all of their events
     are sealed in the transparency log, and no legal hold covers them."""
 
@@ -51,8 +49,7 @@ class PruneQuery:
     """True: the runs that would be selected if all of their events were sealed, to be counted."""
 
 
-@record(frozen=True, slots=True)
-class PrunedRun:
+class PrunedRun(Struct, frozen=True):
     """The one row that stays of a run when it is pruned."""
 
     id: str

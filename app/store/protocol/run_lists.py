@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.store.protocol.journal import RunQuery
 
 
-@record(frozen=True, slots=True)
-class RunDetails:
+class RunDetails(Struct, frozen=True):
     """Facts about a run that its row does not have."""
 
     workers: tuple[str, ...] = ()
@@ -17,8 +17,7 @@ class RunDetails:
     """True if the run was only planned."""
 
 
-@record(frozen=True, slots=True)
-class Period:
+class Period(Struct, frozen=True):
     """The runs that figures are about: those of a tenant (None: of any) that began from `since` on and before `until`,
     in `buckets` of equal length."""
 
@@ -31,8 +30,7 @@ class Period:
     """The newest runs, calls and ratings that are read; of a longer period, the earlier ones are left out."""
 
 
-@record(frozen=True, slots=True)
-class RunGroup:
+class RunGroup(Struct, frozen=True):
     """Runs that are alike."""
 
     bucket: int
@@ -47,8 +45,7 @@ class RunGroup:
     tokens: int
 
 
-@record(frozen=True, slots=True)
-class CallGroup:
+class CallGroup(Struct, frozen=True):
     """Calls of one recipient with the same outcome; None while they go on."""
 
     recipient: str
@@ -59,8 +56,7 @@ class CallGroup:
     output_tokens: int
 
 
-@record(frozen=True, slots=True)
-class EjectedWorker:
+class EjectedWorker(Struct, frozen=True):
     """A worker that a plan left out because its calls failed."""
 
     worker: str
@@ -69,8 +65,7 @@ class EjectedWorker:
     at: float
 
 
-@record(frozen=True, slots=True)
-class RunFigures:
+class RunFigures(Struct, frozen=True):
     """Figures of the runs of a period. Times are seconds since 1970."""
 
     since: float

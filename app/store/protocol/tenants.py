@@ -2,12 +2,12 @@
 
 from typing import Literal, Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.store.protocol.admin_events import PROCESS, Actor
 
 
-@record(frozen=True, slots=True)
-class TenantRow:
+class TenantRow(Struct, frozen=True):
     """A tenant."""
 
     name: str
@@ -19,8 +19,7 @@ class TenantRow:
     """The number of its keys, revoked ones included."""
 
 
-@record(frozen=True, slots=True)
-class SpendQuery:
+class SpendQuery(Struct, frozen=True):
     """A report on the runs that were admitted from `since` until just before `until`, in seconds since 1970."""
 
     since: float
@@ -31,8 +30,7 @@ class SpendQuery:
     limit: int = 100
 
 
-@record(frozen=True, slots=True)
-class SpendRow:
+class SpendRow(Struct, frozen=True):
     """The sums of a tenant's runs, or of a key's. Money is in micro-dollars."""
 
     tenant: str

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.core.transparency.notes import Signer
 
 
-@record(frozen=True, slots=True)
-class SealingResult:
+class SealingResult(Struct, frozen=True):
     """The result of one pass of sealing."""
 
     leaves: int
@@ -24,8 +24,7 @@ class SealingResult:
     """The keys in place of which this pass has put others; empty if it has not."""
 
 
-@record(frozen=True, slots=True)
-class LogState:
+class LogState(Struct, frozen=True):
     """The state of the log."""
 
     size: int
@@ -45,8 +44,7 @@ class LogState:
     """True while runs from before the log are still to be sealed."""
 
 
-@record(frozen=True, slots=True)
-class ProvenLeaf:
+class ProvenLeaf(Struct, frozen=True):
     """An entry of the log with the proof that it is in the tree of a checkpoint."""
 
     place: int
@@ -56,8 +54,7 @@ class ProvenLeaf:
     proof: Sequence[bytes]
 
 
-@record(frozen=True, slots=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """All entries about a run, the oldest first, in the tree of a checkpoint."""
 
     checkpoint: str | None

@@ -10,9 +10,9 @@ home, and divides anew what is free.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, collate, select, tuple_, update
 
 from app.core.pool.budgets import MOST_SLICES, SLICE, account_of_slice, budget_id, slice_of
@@ -23,8 +23,7 @@ Place = tuple[str, int]
 """The account, or the slice of one, and the start of a window."""
 
 
-@dataclass(slots=True)
-class WindowRow:
+class WindowRow(Struct):
     """A window's row while it is locked."""
 
     account: str
@@ -47,7 +46,7 @@ class WindowRow:
 AT_ONCE = 250
 """Windows of accounts whose slices one statement looks for, and rows that one statement makes or locks. A statement of
 Postgres has at most 32,767 parameters, and one of these windows may have `MOST_SLICES`, one of these rows ten."""
-_COLUMNS = tuple([BUDGET_WINDOWS.c[name] for name in WindowRow.__dataclass_fields__])
+_COLUMNS = tuple([BUDGET_WINDOWS.c[name] for name in WindowRow.__struct_fields__])
 _INITIAL_AMOUNTS = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None, "escrow": 0}
 
 

@@ -1,9 +1,9 @@
 """Rows of budgets, and the windows of their accounts. Entries change the windows (see `writing/budget_ledger.py`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, literal_column, or_, select, tuple_, update
 
 from app.core.pool.budgets import EVERYBODY, MOST_SLICES, Budget, Scope, Window, accounts, slice_of
@@ -201,4 +201,4 @@ def sum_up(conn: Connection, before: float) -> int:
     return len(windows)
 
 
-_COLUMNS = tuple([BUDGETS.c[name] for name in Budget.__dataclass_fields__])
+_COLUMNS = tuple([BUDGETS.c[name] for name in Budget.__struct_fields__])

@@ -1,7 +1,6 @@
 """Rows of changes to conductors' versions, and to what serves tiers. They are only ever added."""
 
-from dataclasses import asdict
-
+from msgspec.structs import asdict
 from sqlalchemy import Connection, select
 
 from app.core.pool.conductor_versions import Change

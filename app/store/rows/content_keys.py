@@ -1,8 +1,8 @@
 """Rows of content keys: one or more for each tenant whose contents are encrypted (`sqlkit/sealing.py`)."""
 
 from collections.abc import Collection
-from dataclasses import asdict
 
+from msgspec.structs import asdict
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.store.rows import holds

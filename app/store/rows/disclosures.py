@@ -3,11 +3,11 @@ from before the ledger."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind

@@ -1,9 +1,9 @@
 """Rows of ratings of runs. They are only ever added; their comments are erased with the content of the run."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import Connection, Row, Select, func, select, tuple_, update
 
 from app.core.rating.feedback import Feedback

@@ -7,12 +7,11 @@ the hold is placed or sees it. In SQLite writers exclude each other anyway. The 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
+from msgspec.structs import asdict, replace
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, literal, or_, select, update
 
-from app.core.records import copy_with
 from app.errors import Conflict, LegalHold, NotFound
 from app.store.protocol import USER_TAG, Actor
 from app.store.protocol.holds import Hold, HoldQuery
@@ -44,7 +43,7 @@ def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
         raise Conflict("The hold of this request was released; use a new Idempotency-Key.", code="hold_released")
     if earlier_hold is not None:
         return Hold(**earlier_hold._mapping)
-    stored_hold = copy_with(hold, tenant=_tenant(conn, hold), placed_by=by.id)
+    stored_hold = replace(hold, tenant=_tenant(conn, hold), placed_by=by.id)
     conn.execute(insert(HOLDS).values(_fields(stored_hold) | {"id": stored_hold.id}))
     note(conn, by, "hold.placed", stored_hold.id, tenant=stored_hold.tenant, before=None, after=_fields(stored_hold))
     return stored_hold
@@ -75,7 +74,7 @@ def release(conn: Connection, id_: str, at: float, by: Actor) -> Hold:
     hold = Hold(**row._mapping)
     if hold.released_at is not None:
         return hold
-    released_hold = copy_with(hold, released_at=at, released_by=by.id)
+    released_hold = replace(hold, released_at=at, released_by=by.id)
     conn.execute(update(HOLDS).where(HOLD.id == id_).values(released_at=at, released_by=by.id))
     note(conn, by, "hold.released", id_, tenant=hold.tenant, before=_fields(hold), after=_fields(released_hold))
     return released_hold

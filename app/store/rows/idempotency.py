@@ -8,8 +8,8 @@ first one's row.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.errors import Conflict

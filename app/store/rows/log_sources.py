@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 from sqlalchemy import Connection, Table, cast, literal, select
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import Text
 
-from app.core.records import record
 from app.core.transparency.leaves import DISCLOSURES, END, ERASURE, PRIVATE, PRUNED, ROW, commitment
 from app.store.sqlkit import tables
 from app.store.sqlkit.log_statements import LogStatements
@@ -47,8 +47,7 @@ OF_RUN: Final = (*ADMITTED, *ENDED, "seq", "salt")
 Row = Mapping[Any, Any]
 
 
-@record(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """A table whose rows are sealed one by one, or these columns of them. `run` is the column with the run that a row
     concerns."""
 

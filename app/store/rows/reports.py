@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, bindparam, select
 
 from app.core.rating.economics import REPORTED_KINDS, JournaledRun
 from app.core.rating.feedback import Feedback
-from app.core.records import copy_with
 from app.core.run.events import Event
 from app.errors import EventMalformed
 from app.store.protocol import ERASED_TAGS, METADATA_TAG, USER_TAG, RunQuery
@@ -65,7 +65,7 @@ def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]
 def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedback]]:
     ratings_by_run: defaultdict[str, list[Feedback]] = defaultdict(list)
     for rating in feedback.of_all(conn, names):
-        ratings_by_run[rating.run].append(copy_with(rating, comment=""))
+        ratings_by_run[rating.run].append(replace(rating, comment=""))
     return ratings_by_run
 
 

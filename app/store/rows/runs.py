@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -23,7 +24,6 @@ from sqlalchemy import (
 )
 
 from app.core.pool.catalog import Amount
-from app.core.records import record
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import WAITING
 from app.errors import EventMalformed, NotFound
@@ -79,8 +79,7 @@ _EPOCH, _ENDED_AT = CACHED_COLUMNS.index("epoch"), CACHED_COLUMNS.index("ended_a
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
-@record(frozen=True, slots=True)
-class CachedRows:
+class CachedRows(Struct, frozen=True):
     """The `CACHED_COLUMNS` of a run's row, and the `TICKET_COLUMNS` of each of its tickets; None if the tickets are not
     known."""
 

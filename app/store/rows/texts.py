@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -35,7 +36,6 @@ from sqlalchemy import (
 )
 
 from app.core.message.chat import decode_spoken_text, encode_spoken_message
-from app.core.records import record
 from app.store.protocol import SharedContent
 from app.store.sqlkit.sealing import TEXT, Decrypt, place_of
 from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, select_shared_parts
@@ -50,8 +50,7 @@ LOCK_DIGITS = 16
 """Hexadecimal digits of an owner that make the number of its lock."""
 
 
-@record(frozen=True, slots=True)
-class StoredParts:
+class StoredParts(Struct, frozen=True):
     """The rows of a content that is stored in parts, and the texts that it names."""
 
     content: Row

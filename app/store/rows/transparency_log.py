@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import Connection, func, select, text, update
 
-from app.core.records import record
 from app.core.transparency.leaves import ERASURE
 from app.core.transparency.merkle import inclusion_proof
 from app.core.transparency.notes import parse_checkpoint, split_note
@@ -23,8 +23,7 @@ Place = tuple[int, int]
 """A level and a number of a tile."""
 
 
-@record(frozen=True, slots=True)
-class QueuedChange:
+class QueuedChange(Struct, frozen=True):
     """A row of the queue: something of this kind and id was changed at this time."""
 
     n: int
@@ -34,8 +33,7 @@ class QueuedChange:
     at: float
 
 
-@record(frozen=True, slots=True)
-class LastEntry:
+class LastEntry(Struct, frozen=True):
     """The last entry about something."""
 
     entry: bytes
@@ -55,8 +53,7 @@ def lock(conn: Connection, statements: LogStatements) -> dict[str, Any] | None:
     return dict(zip(STATE, rows[0], strict=True))
 
 
-@record(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """Numbers of transactions: nothing of those before `since` waits, and those before `horizon` have all ended."""
 
     since: int

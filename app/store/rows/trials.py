@@ -1,7 +1,6 @@
 """Rows of a calibration's trials: one for each worker, model, version and task."""
 
-from dataclasses import asdict
-
+from msgspec.structs import asdict
 from sqlalchemy import Connection, select
 
 from app.core.rating.calibration import Trial

@@ -13,12 +13,12 @@ from pkgutil import resolve_name
 from typing import Any
 
 import asyncpg
+from msgspec import Struct
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from app.core.records import record
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, newest, reason, revision
 from app.store.sqlkit.postgres import pools_transactions, postgres_engine, share_server_connections
@@ -28,16 +28,14 @@ from app.store.sqlkit.runner import LOCK_SECONDS, parse_url
 CONNECT_SECONDS = 5.0
 
 
-@record(frozen=True, slots=True)
-class Revision:
+class Revision(Struct, frozen=True):
     """One version of the schema: its number, and the first line of its description."""
 
     id: str
     title: str
 
 
-@record(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """The revision that a database has (None without tables), the one that this program needs, and those between."""
 
     current: str | None

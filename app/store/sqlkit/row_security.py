@@ -19,10 +19,9 @@ together, and each names its tenant, which the committing statement compares wit
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+from msgspec import Struct
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-
-from app.core.records import record
 
 T = TypeVar("T")
 
@@ -90,8 +89,7 @@ MARK: Final = "/* for a caller */"
 """A comment that distinguishes a statement prepared for callers' reads from the service's own."""
 
 
-@record(frozen=True, slots=True)
-class RowSecurity:
+class RowSecurity(Struct, frozen=True):
     """The state of row-level security in a database."""
 
     reader: str

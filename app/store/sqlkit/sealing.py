@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
-from app.core.records import record
+from msgspec import Struct
+
 from app.errors import ContentKeyUnavailable
 from app.store.sqlkit.aws_kms import AwsKms
 
@@ -52,8 +53,7 @@ class UnknownKeys(Exception):
         super().__init__(", ".join(sorted(self.ids)))
 
 
-@record(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(Struct, frozen=True):
     """A content key as it is stored."""
 
     id: str

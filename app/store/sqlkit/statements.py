@@ -13,10 +13,10 @@ change the same row. SQLite is in this process: there each write is a statement 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import orjson
+from msgspec import Struct
 from sqlalchemy import (
     ARRAY,
     CTE,
@@ -49,7 +49,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
-from app.core.records import record
 from app.store.sqlkit.tables import (
     BUDGET_HOLDS,
     BUDGET_WINDOWS,
@@ -149,8 +148,7 @@ class PreparedStatement:
         return rows
 
 
-@record(frozen=True, slots=True)
-class SingleStatement(Generic[T]):
+class SingleStatement(Struct, Generic[T], frozen=True):
     """Work that is one statement. `to_result` turns its rows into the result."""
 
     statement: PreparedStatement
@@ -250,8 +248,7 @@ def columns_of(rows: Iterable[Row], count: int) -> list[list[Any]]:
     return [list(values) for values in zip(*rows, strict=True)] or [[] for _ in range(count)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Condition:
+class Condition(Struct, frozen=True, eq=False):
     """A condition of a joint write: a query with one row and one column `holds`, and the names of its parameters."""
 
     cte: CTE
@@ -263,8 +260,7 @@ class Condition:
         return self.cte.c.holds
 
 
-@record(frozen=True, slots=True)
-class _Conditions:
+class _Conditions(Struct, frozen=True):
     """The conditions of writes that check a revision, by what they concern."""
 
     only_new_runs: Condition | None

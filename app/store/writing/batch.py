@@ -22,10 +22,10 @@ from operator import attrgetter
 from typing import Any
 
 import orjson
+from msgspec import Struct
 from sqlalchemy import Connection, select
 
 from app.core.pool.catalog import Amount
-from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import (
     TERMINAL,
@@ -87,8 +87,7 @@ _BUDGETS = CACHED_COLUMNS.index("budgets")
 _STEP, _HOLDER = TICKET_COLUMNS.index("step"), TICKET_COLUMNS.index("holder")
 
 
-@record(frozen=True, slots=True)
-class EncodedEntry:
+class EncodedEntry(Struct, frozen=True):
     """An entry whose event bodies are encoded as JSON, before it is queued: what cannot be encoded fails early."""
 
     entry: Entry
@@ -676,8 +675,7 @@ def _apply_projection(run: _Run, row: Projection) -> None:
         run.error = row.error
 
 
-@record(frozen=True, slots=True)
-class AppliedBatch:
+class AppliedBatch(Struct, frozen=True):
     """A batch after it was applied: the outcomes in the order of the entries, and the rows."""
 
     outcomes: list[Outcome]
@@ -777,8 +775,7 @@ def _copies(new: NewRun) -> bool:
     return new.origin_kind in COPIES
 
 
-@record(frozen=True, slots=True)
-class SpeculativeBatch:
+class SpeculativeBatch(Struct, frozen=True):
     """A batch that was applied to cached rows and is not written yet."""
 
     cached: Sequence[CachedRows]

@@ -18,10 +18,10 @@ from itertools import chain
 from math import ceil
 
 import orjson
+from msgspec import Struct
 from sqlalchemy import Connection, delete, tuple_
 
 from app.core.pool.budgets import Budget, Window, account_of_slice, budget_id, slice_of, window
-from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended
 from app.errors import BudgetExhausted
 from app.store.protocol import Entry
@@ -32,16 +32,14 @@ from app.store.sqlkit.statements import Row, Statements, TableWrite
 from app.store.sqlkit.tables import BUDGET_HOLDS
 
 
-@record(frozen=True, slots=True)
-class _Hold:
+class _Hold(Struct, frozen=True):
     """A hold of one call in one window."""
 
     place: Place
     usd: int
 
 
-@record(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """The changes that one entry makes: the amounts by which windows change, and the holds that begin and end."""
 
     held_usd: Mapping[Place, int]
@@ -51,8 +49,7 @@ class Charge:
     settled_calls: tuple[tuple[str, str], ...]
 
 
-@record(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """Something to count once the batch is committed: a soft limit that was reached, or an overrun of `usd`."""
 
     kind: str

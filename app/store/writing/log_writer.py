@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
 from sqlalchemy import Connection, Dialect
 
-from app.core.records import record
 from app.core.run.journal_hash import leaf as event_hash
 from app.core.transparency.leaves import LOG_KEY, ROW, RUN, before_part, events_part, leaf, parse_leaf
 from app.core.transparency.merkle import Frontier, leaf_hash, range_root, tree_root
@@ -30,8 +30,7 @@ from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES
 
 
-@record(frozen=True, slots=True)
-class PassLimits:
+class PassLimits(Struct, frozen=True):
     """The most changes that one pass takes from the queue, and the most events that it seals, unless a single run has
     more. A run of one step has two changes and nine events: rows of changes that are too many are read in vain."""
 

@@ -3,9 +3,10 @@
 A later release must fold each of them to the summary that the release itself recorded (`test_old_journals.py`).
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from app.core.message.chat import usage_to_json
 from app.core.run.caller_view import bill
