@@ -27,10 +27,10 @@ from app.audit.log.findings import Finding, Verification
 from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, read_checkpoint
 from app.audit.log.verify import LogCheck
+from app.core.contents import content_ref
 from app.core.pool.budgets import Budget
 from app.core.rating.calibration import Trial
 from app.core.rating.feedback import Feedback
-from app.core.records import content_ref
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.store.protocol import METADATA_TAG, REQUEST_TAG, USER_TAG, Actor, Entry, Hold, KeyRow

@@ -18,8 +18,8 @@ from app.audit.log.findings import Verification
 from app.audit.log.rows import check_database
 from app.audit.log.verify import LogCheck
 from app.audit.report import Report
+from app.core.contents import content_ref
 from app.core.message.chat import Message, Task, Text, task_to_json
-from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LegalHold
 from app.providers.formats import adapter

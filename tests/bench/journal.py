@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.core.contents import content_ref
 from app.core.pool.catalog import Amount
-from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.store.protocol import Entry, NewRun, Outbox, Projection, TicketMove
 from app.store.sql import SqlStore, open_store

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
-from app.core.records import content_ref
 from app.core.run.events import StepDone
 from app.store.protocol import Entry, SharedContent, Store
 from tests.conformance.entries import SALT, admission_entry

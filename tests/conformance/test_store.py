@@ -6,8 +6,8 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.pool.catalog import Amount
-from app.core.records import content_ref
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import (

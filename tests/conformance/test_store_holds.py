@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.core.run.events import Kind
 from app.errors import LegalHold, NotFound
 from app.store.archive import open_archive

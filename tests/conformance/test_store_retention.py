@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 from sqlalchemy.engine import make_url
 
+from app.core.contents import content_ref
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
-from app.core.records import content_ref
 from app.core.run.events import Kind, RunAwaitingApproval, RunSucceeded
 from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref

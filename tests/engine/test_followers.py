@@ -16,8 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from app.conductor.protocol import Policy
+from app.core.contents import content_ref
 from app.core.message.chat import Message, Task, Text, ToolCall, ToolDelta, Usage, message_to_json
-from app.core.records import content_ref
 from app.core.run.caller_view import Position
 from app.core.run.events import (
     CallFinished,

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.core.run.events import Event, Kind
 from tests.faults.scene import Scene, execute
 from tests.harness.audited import violations_in

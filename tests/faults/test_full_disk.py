@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.errors import StoreUnavailable
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import SALT, admission_entry

@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx
 
+from app.core.contents import content_ref
 from app.core.message.chat import run_of
-from app.core.records import content_ref
 from app.core.run.events import CallIntended, Event, PlanStep, RunAdmitted, StepAwaitingTool, StepDone, facts
 from app.process.wiring import Runtime
 from tests.harness.in_process import client_of, running_service

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, func, select
 
 from app.__main__ import main
 from app.cli.retention import erase
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.core.transparency.notes import Signer
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive

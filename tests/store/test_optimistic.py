@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
+from app.core.contents import content_ref
 from app.core.pool.catalog import Amount
-from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Lease, Outbox, TicketClaim, TicketMove

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, create_engine
 
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.store.archive import read_accounts
 from app.store.protocol import RunQuery
 from app.store.rows import budgets, log_sources, runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.records import content_ref
+from app.core.contents import content_ref
 from app.store.sql import open_store
 from app.store.writing.group_commit import EVENT_BYTES, JournalCache
 from tests.conformance.entries import SALT, admission_entry, note

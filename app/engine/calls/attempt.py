@@ -21,6 +21,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.contents import content_ref, trim_capacity
 from app.core.message.chat import (
     ChosenToken,
     Decoded,
@@ -46,7 +47,6 @@ from app.core.plan.workflow import Access
 from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines
-from app.core.records import content_ref, trim_capacity
 from app.core.run.events import CallFinished, CallIntended, Event, Kind, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState

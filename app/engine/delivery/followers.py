@@ -26,8 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from app.core.contents import content_ref
 from app.core.message.chat import Decoded, ToolDelta, append_piece, count_tokens_covering, unsent_deltas
-from app.core.records import content_ref
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.events import Event

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
+from app.core.contents import content_ref
 from app.core.message.chat import Task, TaskParts, task_bytes, task_parts
 from app.core.plan.arms import is_arm, steps_needed, tier_of
 from app.core.plan.proposals import by_name, read_plan
@@ -32,7 +33,6 @@ from app.core.pool.policy import (
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.pool.serving import TIER, serve_tier, within
-from app.core.records import content_ref
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.identifiers import NO_TRACE, Trace

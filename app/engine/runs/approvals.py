@@ -14,9 +14,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
-from app.core.records import content_ref
 from app.core.run import approvals
 from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import apply_facts, fold

@@ -36,6 +36,7 @@ from app.conductor.protocol import (
     RequestEmbedding,
 )
 from app.conductor.recorded import RecordedConductor
+from app.core.contents import content_ref
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, TextDelta
 from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least_price, question_tokens
@@ -45,7 +46,6 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, select_dispensable
 from app.core.rating.decision import Decision
 from app.core.rating.features import excerpt, find_last_question, sketch_to_features
-from app.core.records import content_ref
 from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Fact, StepSkipped

@@ -12,13 +12,13 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR, Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.policy import DENIED
-from app.core.records import content_ref
 from app.core.run.events import RunResumed, facts
 from app.core.run.fold import fold
 from app.core.run.recording import (

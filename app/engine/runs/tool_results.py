@@ -13,10 +13,10 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
-from app.core.records import content_ref
 from app.core.run import caller_view, drafts, notices
 from app.core.run.caller_view import ResultsKind, ReturnedResults
 from app.core.run.events import Event, RunResumed, StepToolResults, facts

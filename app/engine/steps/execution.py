@@ -24,11 +24,11 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
+from app.core.contents import content_ref
 from app.core.message.chat import TOKEN_BYTES, message_to_json, mint_call_id
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.rules import Reading
-from app.core.records import content_ref
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import CallFinished, Fact, NamedCall, PassedOver, StepAwaitingTool, StepDone, StepFailed

@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import orjson
 
+from app.core.contents import trim_capacity
 from app.core.pool.budgets import MOST_SLICES
-from app.core.records import trim_capacity
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
