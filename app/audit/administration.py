@@ -19,8 +19,8 @@ from app.store.archive import Administration
 
 UNLOGGED, BROKEN = "change-unlogged", "change-log-broken"
 OLDER = "keys from before the log of changes"
-UNSTORED = ("conductor", "tier")
-"""Kinds of entries that are not the history of a row: changes of conductors and of tiers."""
+UNSTORED = ("conductor", "tier", "retention")
+"""Kinds of entries that are not the history of a row: changes of conductors, of tiers and of settings."""
 LISTS = ("scopes", "tiers", "labels")
 DIGESTS = ("digest", "previous_digest")
 

@@ -147,6 +147,7 @@ def _start_engine_tasks(
     group: asyncio.TaskGroup, runtime: Runtime, settings: Settings, stopping: asyncio.Event
 ) -> None:
     """Start what an engine does beside runs and steps, until `stopping` is set."""
+    group.create_task(_when_database_answers(partial(_note_retention, runtime, settings), stopping))
     group.create_task(_content_retention(runtime, settings).run(stopping))
     group.create_task(_run_retention(runtime, settings).run(stopping))
     group.create_task(Shadows(runtime.context, runtime.drivers).run(stopping))
@@ -217,6 +218,13 @@ async def _compare_pepper(runtime: Runtime) -> None:
             "No API key is accepted, because all of them are hashed under another pepper than that of this process: "
             "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`.",
         )
+
+
+async def _note_retention(runtime: Runtime, settings: Settings) -> None:
+    """Log for how long this engine keeps texts and runs, if the log says something else."""
+    days = {"content": settings.retention_content, "events": settings.retention_events}
+    periods = {name: "never" if value is None else f"{value:g}" for name, value in days.items()}
+    await runtime.context.store.note_retention({**periods, "classes": settings.retention_classes})
 
 
 async def _apply_calibration_results(runtime: Runtime, stopping: asyncio.Event) -> None:

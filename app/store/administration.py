@@ -1,7 +1,7 @@
 """The verbs of the store about API keys, tenants, budgets and legal holds, and about who changed them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -114,6 +114,9 @@ class Administration(ABC):
         write = partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by, digest=digest)
         if not digest or not await self._read(partial(admin_events.has_read, run=run, what=what, by=by, digest=digest)):
             await self._write(write)
+
+    async def note_retention(self, periods: Mapping[str, str]) -> None:
+        await self._write(partial(admin_events.note_retention, periods=periods))
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))

@@ -44,6 +44,7 @@ async def database(tmp_path: Path) -> Path:
         await store.set_budget(Budget("acme", "key", "k1", "hour", 7), by=ANNA)
         await store.remove_budget("acme/key/k1/hour", by=ANNA)
         await store.set_budget(Budget("acme", "key", "k1", "hour", 8), by=ANNA)
+        await store.note_retention({"content": "30", "events": "never", "classes": ""})
         await store.change(Change("c1", 20.0, "anna", "planner", "promoted", "v2"))
     return path
 
@@ -67,7 +68,7 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
         ("UPDATE budgets SET usd = 9 WHERE scope = 'tenant'", "budget acme/tenant/-/day seq 9 change-unlogged: usd"),
         ("DELETE FROM budgets WHERE scope = 'key'", "budget acme/key/k1/hour seq 0 change-unlogged: the log has"),
         ("UPDATE conductor_changes SET version = 'v3'", "conductor planner seq 0 change-unlogged: the change c1"),
-        ("DELETE FROM conductor_changes", "conductor planner seq 13 change-unlogged: the log has the change c1"),
+        ("DELETE FROM conductor_changes", "conductor planner seq 14 change-unlogged: the log has the change c1"),
     ],
 )
 async def test_a_change_past_the_log_is_caught(database: Path, statement: str, violation_text: str) -> None:

@@ -14,6 +14,7 @@ from app.errors import Conflict, NotFound
 from app.store.protocol import (
     CONTENT_ERASED,
     PROCESS,
+    RETENTION_SET,
     Actor,
     AdminEventQuery,
     Hold,
@@ -102,6 +103,16 @@ async def test_a_change_that_cannot_be_logged_is_not_made(store: Store, monkeypa
     with pytest.raises(RuntimeError):
         await store.add_key(replace(KEY, id="k2"))
     assert await store.keys() == (KEY,)
+
+
+async def test_retention_is_logged_when_it_changes(store: Store) -> None:
+    kept = {"content": "30", "events": "never", "classes": ""}
+    for periods in (kept, kept, kept | {"content": "7"}, kept):
+        await store.note_retention(periods)
+    entries = await store.admin_events(AdminEventQuery(action=RETENTION_SET))
+    assert [entry.after for entry in entries] == [kept, kept | {"content": "7"}, kept]
+    assert [entry.before for entry in entries] == [kept | {"content": "7"}, kept, None]
+    assert {(entry.actor, entry.via, entry.target) for entry in entries} == {("baton", "process", "retention")}
 
 
 async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:

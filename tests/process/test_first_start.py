@@ -4,8 +4,10 @@ One process over an empty data folder, asked by the official client; each answer
 `tests/deploy/test_readme.py` has such a start in an interpreter of its own.
 """
 
+import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,6 +106,24 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
         assert "4" in caller.ask_whole("baton-ultra", "2+2")[0]
     for path in Path(environ["BATON_DATA_DIR"]).iterdir():
         assert key.encode() not in path.read_bytes(), f"{path.name} holds the key itself"
+
+
+@pytest.mark.long
+def test_the_log_of_changes_says_since_when_texts_are_kept_for_how_long(tmp_path: Path) -> None:
+    environ = environment(tmp_path / "data")
+    listing = ("audit", "changes", "--action", "retention.set")
+
+    def is_logged(words: str) -> bool:
+        return words in run_command(tmp_path, environ, *listing).stdout
+
+    month = {"BATON_RETENTION_CONTENT": "30"}
+    for days, words in (({}, "erased: never"), (month, "was never, is 30"), (month, "was never, is 30")):
+        with running_process("serve", tmp_path, environ | days):
+            wait_until(partial(is_logged, words), what="the engine has logged its settings")
+    logged = json.loads(run_command(tmp_path, environ, *listing, "--json").stdout)
+    assert [entry["after"]["content"] for entry in logged] == ["30", "never"], "the newest first"
+    assert logged[0]["at"] > logged[1]["at"]
+    assert run_command(tmp_path, environ, "audit", "check").returncode == 0
 
 
 def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(

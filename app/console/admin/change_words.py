@@ -29,6 +29,7 @@ ACTION_TEXTS: Final[Mapping[str, str]] = {
     "tier.canary": "Share of a tier's runs served by something else",
     "tier.promoted": "Tier served by something else",
     "tier.rolled_back": "Tier served as before",
+    "retention.set": "Engine started with these retention settings",
     "content.read": "Content read",
     "content.erased": "Content erased",
     "run.pruned": "Run pruned",
@@ -36,8 +37,11 @@ ACTION_TEXTS: Final[Mapping[str, str]] = {
 """The words in which the list of changes describes each action. Actions of later releases are shown by their names."""
 NAMES: Final[Mapping[str, str]] = {
     "all_tenants": "reaches all tenants",
+    "classes": "other days for classes of runs",
     "concurrency": "open runs",
+    "content": "days until texts are erased",
     "digest": "secret",
+    "events": "days until runs are deleted",
     "max_usd": "dollars a run",
     "period": "each",
     "previous_digest": "earlier secret",

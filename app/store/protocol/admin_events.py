@@ -1,5 +1,5 @@
-"""The log of what operators change, such as keys, tenants, budgets, holds and conductors: who changed what, when, and
-from what to what."""
+"""The log of what operators change, such as keys, tenants, budgets, holds, conductors and retention: who changed what,
+when, and from what to what."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -64,6 +64,8 @@ RUN_PRUNED = "run.pruned"
 """The action of an entry that is written for each run that somebody has pruned. None is written where its time was
 over."""
 ABOUT_RUNS = (CONTENT_READ, CONTENT_ERASED, RUN_PRUNED)
+RETENTION_SET = "retention.set"
+"""The action of an entry that an engine writes when it starts with other retention settings than the latest one had."""
 
 
 class AdminEvents(Protocol):
@@ -72,6 +74,11 @@ class AdminEvents(Protocol):
     async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, digest: str = "") -> None:
         """Log that texts of a run (empty: of several) are read; `what` names the part. With `digest`, which stands for
         exactly these texts, nothing is logged if the log has it of this actor already. Raises `StoreUnavailable`."""
+        ...
+
+    async def note_retention(self, periods: Mapping[str, str]) -> None:
+        """Log by which settings engines erase texts and delete runs from now on, unless the latest entry has the same.
+        Raises `StoreUnavailable`."""
         ...
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:

@@ -10,6 +10,8 @@ from app.store.protocol import (
     ABOUT_RUNS,
     CONTENT_ERASED,
     CONTENT_READ,
+    PROCESS,
+    RETENTION_SET,
     RUN_PRUNED,
     Actor,
     AdminEvent,
@@ -19,6 +21,8 @@ from app.store.rows.runs import clock
 from app.store.sqlkit.tables import ADMIN_EVENTS
 
 Fields = Mapping[str, Any] | None
+RETENTION = "retention"
+"""The target of entries about how long texts and runs are kept."""
 
 
 def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, before: Fields, after: Fields) -> None:
@@ -30,6 +34,16 @@ def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, 
 def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, digest: str) -> None:
     """Add a reading of content to the log."""
     note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after=_reading(what, digest))
+
+
+def note_retention(conn: Connection, periods: Mapping[str, str]) -> None:
+    """Add to the log by which settings engines erase and delete, if the latest entry has others."""
+    table = ADMIN_EVENTS.c
+    query = select(table.after).where(table.target == RETENTION, table.action == RETENTION_SET)
+    before = conn.execute(query.order_by(table.seq.desc()).limit(1)).scalar()
+    if before != _body(periods):
+        fields = None if before is None else orjson.loads(before)
+        note(conn, PROCESS, RETENTION_SET, RETENTION, tenant="", before=fields, after=periods)
 
 
 def note_erasures(conn: Connection, tenants_by_run: Mapping[str, str], cause: str, by: Actor) -> None:
