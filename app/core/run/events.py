@@ -797,24 +797,19 @@ ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 
-class Event:
+class Event(Struct, eq=False):
     """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`.
 
     An event that was read has a `body`, and makes its `fact` when it is first asked for: most journals that are sent or
     shown are never folded. An event that was just written has its fact, and makes its body when it is asked for.
     """
 
-    __slots__ = ("_body", "_fact", "at", "kind", "run", "seq")
-
-    def __init__(
-        self, run: str, seq: int, kind: Kind, at: float, body: Json | None = None, fact: Fact | None = None
-    ) -> None:
-        self.run = run
-        self.seq = seq
-        self.kind = kind
-        self.at = at
-        self._body = body
-        self._fact = fact
+    run: str
+    seq: int
+    kind: Kind
+    at: float
+    _body: Json | None = None
+    _fact: Fact | None = None
 
     @classmethod
     def of(cls, run: str, seq: int, at: float, fact: Fact) -> "Event":
