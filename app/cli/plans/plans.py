@@ -33,6 +33,8 @@ from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery,
 RUN_KEY = "baton-plans"
 """The key of runs that `baton plans run` has executed."""
 EDITS = ("change", "add", "remove", "move")
+MOST_DIGITS = 6
+"""A longer text of digits names no step of any plan. Python reads no number of more than 4,300 digits."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -117,7 +119,8 @@ def _change(args: Arguments) -> dict[str, Any]:
 
 
 def _entry(text: str) -> str | int:
-    if text.isdecimal() and len(text) <= 6:
+    """Return an entry of an access list: the number of a step, or what is none, which the edit is refused for."""
+    if text.isdecimal() and len(text) <= MOST_DIGITS:
         return int(text)
     return text
 
