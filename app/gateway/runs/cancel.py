@@ -6,12 +6,12 @@ from contextlib import suppress
 from app.core.run.kinds import COPIES
 from app.engine.runs import cancellation
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import RunQuery, RunRow, TenantStore
+from app.store.protocol import PLAN_TAG, RunQuery, RunRow, TenantStore
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
 MOST_COPIES = 1_000
-"""Shadows and replays of one run that are looked at."""
+"""Copies of one run that are looked at."""
 
 
 async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> RunRow:
@@ -22,7 +22,7 @@ async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) ->
 
 
 async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> None:
-    """Stop a run that is to be erased, and the shadows and replays that are erased with it: one that goes on would
+    """Stop a run that is to be erased, and the runs that are erased with it: one that goes on would
     store texts after the erasure."""
     rows = [row, *await copies(store, row.id)]
     for copy in rows:
@@ -31,12 +31,15 @@ async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, no
 
 
 async def copies(store: TenantStore, run: str) -> list[RunRow]:
-    """Return the shadows and replays of a run, and theirs: all have its request."""
+    """Return the shadows and replays of a run, and theirs, and its further revisions if it is a plan: all have its
+    request."""
     all_copies: list[RunRow] = []
     origins = [run]
     while origins:
-        rows = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
+        origin = origins.pop()
+        rows = await store.runs(RunQuery(origin_run=origin, limit=MOST_COPIES))
         new_copies = [row for row in rows if row.origin_kind in COPIES]
+        new_copies += await store.runs(RunQuery(tags=((PLAN_TAG, origin),), limit=MOST_COPIES))
         all_copies += new_copies
         origins += [row.id for row in new_copies]
     return all_copies

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_, union_all, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_, union, union_all, update
 
 from app.core.run.kinds import COPIES
 from app.core.transparency.leaves import ERASURE
-from app.store.protocol import ERASED_TAGS, Actor
+from app.store.protocol import ERASED_TAGS, PLAN_TAG, Actor
 from app.store.protocol.journal import ErasedBy
 from app.store.rows import feedback, holds, texts
 from app.store.rows.admin_events import note_erasures
@@ -121,8 +121,8 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
 def erase_one(
     conn: Connection, statements: Statements, run: str, tenant: str | None, decrypt: Decrypt, by: Actor
 ) -> bool:
-    """Erase as `erase` does, also the shadows and replays of the run, which have its texts. False if there is no such
-    run, or if it is not this tenant's (None: any tenant's).
+    """Erase as `erase` does, also the copies of the run, which have its texts. False if there is no such run, or if it
+    is not this tenant's (None: any tenant's).
 
     Raises `LegalHold` if a hold covers one of them.
     """
@@ -140,12 +140,14 @@ def erase_one(
 
 
 def copies(conn: Connection, run: str) -> tuple[str, ...]:
-    """Return the runs that repeat a run, or a run that repeats it, and have stored its request once more."""
+    """Return the runs that repeat a run, or a run that repeats it, and its further revisions if it is a plan: they have
+    stored its request once more."""
     names: list[str] = []
     origins = [run]
     while origins:
-        repeating = RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(COPIES)
-        origins = list(conn.execute(select(RUNS.c.id).where(*repeating).order_by(RUNS.c.id)).scalars())
+        repeating = select(RUNS.c.id).where(RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(COPIES))
+        revisions = select(TAGS.c.run).where(TAGS.c.name == PLAN_TAG, TAGS.c.value.in_(origins))
+        origins = list(conn.execute(union(repeating, revisions)).scalars())
         names += origins
     return tuple(names)
 

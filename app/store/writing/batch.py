@@ -42,6 +42,7 @@ from app.core.run.kinds import AFTER_THE_END, COPIES, WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import (
     MOVED,
+    PLAN_TAG,
     AppendResult,
     Entry,
     Lease,
@@ -402,7 +403,7 @@ class RowBatch:
         if run is not None:
             raise Conflict
         new = entry.new
-        if _copies(new):
+        if _copies(entry):
             origin = self._runs.get(new.origin_run)
             if origin is None or origin.salt is None:
                 raise NotFound  # it was erased since its content was read
@@ -764,15 +765,17 @@ def runs_to_lock(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
         runs.add(entry.run)
         if encoded.moves_tickets:
             ticket_runs.add(entry.run)
-        if entry.new is not None and _copies(entry.new):
+        if entry.new is not None and _copies(entry):
             runs.add(entry.new.origin_run)
     return list(runs), list(ticket_runs)
 
 
-def _copies(new: NewRun) -> bool:
-    """Return True if a new run has the content of its origin. An erasure of that one then erases this one as well, so
-    that the two must not pass each other: the origin is locked while this one is written, and must have its content."""
-    return new.origin_kind in COPIES
+def _copies(entry: Entry) -> bool:
+    """Return True if an entry admits a run that has the content of its origin: a repetition, or the further revision of
+    a plan. An erasure of the origin then erases this one as well, so that the two must not pass each other: the origin
+    is locked while this one is written, and must have its content."""
+    new = entry.new
+    return new is not None and (new.origin_kind in COPIES or (PLAN_TAG, new.origin_run) in entry.tags)
 
 
 class SpeculativeBatch(Struct, frozen=True):
@@ -812,7 +815,7 @@ def _needs_rows(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
     """Return True if an entry can only be checked on rows of the database, and not on these cached ones."""
     if entry.once is not None or not is_fenced(entry):
         return True
-    if entry.new is not None and _copies(entry.new):
+    if _copies(entry):
         return True
     changes_holds = entry.hold != NOTHING or entry.release != NOTHING
     if changes_holds and _has_accounts(entry, cached_rows):
