@@ -4,7 +4,6 @@ A decision names the digest of the plan that was shown. If the run asks for some
 and the page shows what it asks for now.
 """
 
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console.api import ApiError, Event, Session, path_segment
-from app.console.forms import TOKEN_BYTES, Field, read_fields
+from app.console.forms import Field, new_token, read_fields
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form_lists, last_value, redirect_to
 from app.core.roles import permits
@@ -127,7 +126,7 @@ class Approvals:
             faults=faults or {},
             entries=lists,
             decision=decision,
-            once=secrets.token_urlsafe(TOKEN_BYTES),
+            once=new_token(),
         )
 
 

@@ -17,6 +17,7 @@ from app.console.api import Api, ApiError, Event, Session, path_segment, timeout
 from app.console.live import changed_regions
 from app.console.pages import Pages
 from app.console.request_form import Refusal
+from app.core.run.kinds import ENDED
 
 SHOWN_CHARS: Final = 100_000
 """Characters of an answer that the page shows; it says how many are left out."""
@@ -24,8 +25,6 @@ READ_SECONDS: Final = 20.0
 """The longest that a page waits for the stream of a run that has ended."""
 APPROVAL_POLL_SECONDS: Final = 2.0
 """Time between two looks at a run that waits for an approval, of which no stream tells."""
-ENDED_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
-"""The states in which a run stays."""
 END_OF_STREAM: Final = "[DONE]"
 REGIONS: Final = ("answer", "steps", "outcome")
 """The regions; each has a template, and the id `run-` with its name."""
@@ -58,7 +57,7 @@ class FollowedRun:
     @property
     def is_over(self) -> bool:
         """Return True if nothing more comes by itself: the run has ended, or waits for the results of tools."""
-        return self._state in ENDED_STATES or self._state == "awaiting_tool" or self._refusal is not None
+        return self._state in ENDED or self._state == "awaiting_tool" or self._refusal is not None
 
     # -- the stream
 
@@ -189,7 +188,7 @@ class FollowedRun:
 
     async def _read_explanation(self) -> str:
         """Return the explanation of a run that has ended."""
-        if self._state not in ENDED_STATES:
+        if self._state not in ENDED:
             return ""
         return str((await self._api.get(self._session, f"{self._path}/explain"))["text"])
 

@@ -28,6 +28,11 @@ MAX_NUMBER: Final = 2**53
 """The largest number of a field: every whole one up to it is the same in JSON."""
 
 
+def new_token() -> str:
+    """Return a fresh token for a form: what is sent twice with one token is carried out once."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
 class Field(Struct, frozen=True):
     """One field of a form; `name` is the API's name of the field, which a refusal names too."""
 
@@ -57,7 +62,7 @@ class Form(Struct, frozen=True):
     entries: Mapping[str, Sequence[str]] = {}
     faults: Mapping[str, str] = {}
     """The fault of each field by its name; under the empty name that of the whole."""
-    once: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
+    once: str = msgspec.field(default_factory=new_token)
     """The `Idempotency-Key`."""
 
     def values(self, field: Field) -> list[str]:
@@ -94,7 +99,7 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
         form = replace(form, entries=lists, once=lists.get("once", [form.once])[-1])
         body, faults = read_fields(form.fields, lists)
         # What is corrected is another request, which needs a key of its own.
-        status, once = 400, secrets.token_urlsafe(TOKEN_BYTES)
+        status, once = 400, new_token()
         if not faults:
             try:
                 reply = await act(request, session, Submission(body, {"idempotency_key": form.once}))

@@ -4,7 +4,6 @@ Every button of the form that changes something makes a revision, through `PATCH
 revision that the page has shown, by its digest.
 """
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,9 +14,10 @@ from starlette.routing import Route
 
 from app.console import plan_form, request_form, samples
 from app.console.api import ApiError, ApiRequest, Session, path_segment
+from app.console.forms import new_token
 from app.console.pages import Pages, form_lists, last_value, redirect_to
 from app.console.plan_form import Button
-from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
+from app.console.playground import idempotency_key, origin_of
 from app.console.request_form import FormFault, Outcome
 from app.console.step_pane import cut
 from app.core.console_path import PATH
@@ -147,7 +147,7 @@ class Plans:
             faults=outcome.faults,
             refusal=outcome.refusal,
             notice=outcome.notice,
-            once=outcome.once or secrets.token_urlsafe(TOKEN_BYTES),
+            once=outcome.once or new_token(),
             command=samples.curl(url, run),
         )
 

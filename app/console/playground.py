@@ -7,7 +7,6 @@ follows it like anybody else.
 """
 
 import hashlib
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from starlette.routing import Route
 from app.console import request_form, samples
 from app.console.api import ApiError, ApiRequest, Session, path_segment
 from app.console.following import FollowedRun
+from app.console.forms import new_token
 from app.console.live import Live
 from app.console.pages import Pages, address_of, form_lists, redirect_to
 from app.console.request_form import RATING_SOURCE, FormFault, Outcome
@@ -29,7 +29,6 @@ from app.core.console_path import PATH
 
 PLAN_SECONDS: Final = 300.0
 """The longest that a page waits for a conductor's plan."""
-TOKEN_BYTES: Final = 12
 KEPT_CHARS: Final = 200_000
 """The longest request that a page carries along beside the fields that it was made of."""
 VISIBLE_FIELDS: Final = ("question", "tier", "history")
@@ -174,7 +173,7 @@ class Playground:
             run=shown_run.id,
             live=live,
             view=view,
-            once=outcome.once or secrets.token_urlsafe(TOKEN_BYTES),
+            once=outcome.once or new_token(),
             sent=_hidden_field(shown_run.request),
             samples=_samples(request, shown_run.request),
         )

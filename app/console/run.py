@@ -8,7 +8,6 @@ so that a page that has missed patches is right after the next one.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -21,13 +20,14 @@ from starlette.routing import Route
 
 from app.console import drawing, step_pane
 from app.console.api import ApiError, Event, Session, path_segment
+from app.console.forms import new_token
 from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
 from app.console.request_form import RATING_SOURCE
 from app.core.console_path import PATH
 from app.core.roles import permits
+from app.core.run.kinds import ENDED
 
-TOKEN_BYTES: Final = 16
 MAX_STEP_CHARS: Final = 12
 MAX_SECONDS: Final = 1e9
 """From these lengths on a step or an instant of the address is not read."""
@@ -35,7 +35,6 @@ AGAIN_SECONDS: Final = 1.0
 """Pause before a stream of the API that has ended is asked for again."""
 PART_HEADERS: Final = {**HEADERS, "content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
 """Headers of a part of the page: opened by itself it runs nothing, and no other site shows it in a frame."""
-ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 REGIONS: Final[Mapping[str, str]] = {
     "run-summary": "run_summary.html",
     "run-cursor": "run_cursor.html",
@@ -142,9 +141,8 @@ async def _run_page(
     cursor = _cursor(request)
     values = await reader.read(session, cursor) | {"refused_rating": refused_rating}
     live = not values["has_ended"] and cursor.t is None
-    once = secrets.token_urlsafe(TOKEN_BYTES)
     addresses = _addresses(cursor, values)
-    return pages.show(request, "run.html", status, live=live, once=once, addresses=addresses, **values)
+    return pages.show(request, "run.html", status, live=live, once=new_token(), addresses=addresses, **values)
 
 
 async def _rate(pages: Pages, reader: "_Reader", request: Request, session: Session) -> Response:

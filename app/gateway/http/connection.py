@@ -32,7 +32,7 @@ from app.gateway.http import fault
 from app.gateway.http.context import GatewayContext
 from app.network.tracing import Span, Tracing, read_trace_headers
 from app.store.protocol import KeyRow
-from app.telemetry import Telemetry
+from app.telemetry import PROBES, Telemetry
 
 Refused = Callable[[int, str], str]
 """Called with the status and the code of each refusal; returns the id of the request."""
@@ -253,8 +253,6 @@ CLIENT_CLOSED = 499
 OVERLOADED = 503
 MOST_REASONS = 100
 """Most reasons of refusals that are counted apart. They are codes of our own errors, of which there are fewer."""
-PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that are asked every few seconds and belong to no request of a caller."""
 SPAN_KEY: Final = "baton.span"
 """The key of the span in the scope of a request."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -92,7 +92,7 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     return _steps(solved, cards, limit)
 
 
-def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
+def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None) -> str:
     """Return the plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
     extra_fields: dict[str, Any] = {}
     if '"tools"' in json.dumps(schema):

@@ -39,11 +39,11 @@ def plain(answer: str) -> str:
     return " ".join(answer.casefold().split()).rstrip(".")
 
 
-def spell(value: Fraction, places: int = 4) -> str:
-    """Return a number as people write it: whole, or with the decimals it has, up to six; else rounded to `places`."""
+def spell(value: Fraction) -> str:
+    """Return a number as people write it: whole, or with the decimals it has, up to six; else rounded to four."""
     if value.denominator == 1:
         return str(value.numerator)
-    digits = 6 if (value * 10**6).denominator == 1 else places
+    digits = 6 if (value * 10**6).denominator == 1 else 4
     whole, part = divmod(round(abs(value) * 10**digits), 10**digits)
     decimals = f"{part:0{digits}}".rstrip("0")
     sign = "-" if value < 0 and (whole or part) else ""
