@@ -224,11 +224,17 @@ class Archive:
         """Return the number of shared texts that no content of a run names (see `rows/texts.py`)."""
         return await self._read(texts.count_unused)
 
-    async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Yield every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
+    async def records(
+        self, *, run: str | None = None, since: float | None = None, contents: bool = True
+    ) -> AsyncIterator[Record]:
+        """Yield every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970.
+
+        Without `contents` the runs look as if their content had been erased.
+        """
         after: tuple[float, str] | None = None
         where = _conditions(RUNS, run, since)
-        while page := await self._read(partial(_page, where=where, after=after, decrypt=self._keyring.open)):
+        read = partial(_page, where=where, decrypt=self._keyring.open, contents=contents)
+        while page := await self._read(partial(read, after=after)):
             for journal in page:
                 yield journal
             after = place(page[-1])

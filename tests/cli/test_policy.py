@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from tests.cli.test_commands import EASY, baton, serving
+from tests.gateway.test_damaged_data import change
 
 RULES = """
 [rules.secrets-stay]
@@ -53,6 +54,10 @@ def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
     (refused,) = json.loads(tried.out)["refused"]
     assert (tried.status, json.loads(tried.out)["runs"], refused["labels"]) == (1, 2, ["secret"])
     assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
+    change(tmp_path / "data", f"UPDATE events SET body = 'no json' WHERE run = '{refused['run']}' AND seq = 2")
+    tried = baton(tmp_path, "policy", "try", "open.toml", "--json")
+    assert (tried.status, json.loads(tried.out)) == (1, {"runs": 2, "refused": [], "damaged": [refused["run"]]})
+    assert f"{refused['run']}  its journal cannot be read" in baton(tmp_path, "policy", "try", "open.toml").out
 
 
 def test_a_missing_pool_file_is_named_without_a_setting_that_names_another(tmp_path: Path) -> None:

@@ -431,7 +431,12 @@ async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStand
         await admin.store.append(Entry(run, admin.gateway.now(), tuple(facts), new=new, row=Projection()))
     async with admin.client(await admin.add_key("devel", "developer")) as client:
         trial = await call_admin(client, "POST", "/policy/try", json={"pool": POOL})
-    assert (trial["runs"], trial["all"]) == (1, True)
+        same_call_twice = (*facts, facts[1])
+        damaged_run = Entry("run_c", admin.gateway.now(), same_call_twice, new=new_run(tenant="acme"), row=Projection())
+        await admin.store.append(damaged_run)
+        damaged = await call_admin(client, "POST", "/policy/try", json={"pool": POOL})
+    assert (damaged["runs"], damaged["damaged"], damaged["refused"]) == (2, ["run_c"], trial["refused"])
+    assert (trial["runs"], trial["all"], trial["damaged"]) == (1, True, [])
     assert trial["refused"] == [
         {"run": "run_a", "tier": "baton-mini", "labels": [], "refused": {"gone": "is not in the pool file"}}
     ]

@@ -50,7 +50,7 @@ def _define_policy(root: Group) -> None:
     def try_() -> None:
         """Apply a pool file to the labels of past runs: list whose calls it would have refused.
 
-        Exits with 0 if it would have refused none, else with 1.
+        Exits with 0 if it would have refused none, else with 1; so too if the journal of a run cannot be read.
         """
 
 

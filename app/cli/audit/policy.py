@@ -1,6 +1,6 @@
 """`baton policy check|diff|try`: who may be shown which requests, now and under another pool file."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
@@ -8,9 +8,9 @@ from app.cli.arguments import Arguments
 from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog
 from app.core.pool.policy_change import Widening, widenings
-from app.core.run import policy_trial
 from app.core.run.events import Event
-from app.core.run.policy_trial import RefusedRun
+from app.core.run.policy_trial import PolicyTrial, find_refused_calls
+from app.errors import EventMalformed
 from app.process.config import Settings, configure, read, read_catalog
 from app.store.archive import Record
 
@@ -29,8 +29,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return _diff(changes, as_json=args.json)
     settings, catalog = read(environ), read_catalog(Path(args.file))
     storage.print_database(settings)
-    run_count, refused_runs = event_loop.run(_try_policy(settings, catalog, args.start(now())))
-    return _print_trial(run_count, refused_runs, as_json=args.json)
+    return _print_trial(event_loop.run(_try_policy(settings, catalog, args.start(now()))), as_json=args.json)
 
 
 # -- check
@@ -85,39 +84,46 @@ def _widening_text(widening: Widening) -> str:
 # -- try
 
 
-async def _try_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[RefusedRun]]:
-    """Return the number of runs, and those with calls that would have been refused, oldest first."""
-    run_count, refused_runs = 0, []
+async def _try_policy(settings: Settings, catalog: Catalog, since: float | None) -> PolicyTrial:
+    """Apply the catalog to the runs admitted since then, the oldest first. None of their texts is read."""
+    trial = PolicyTrial()
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        records: AsyncIterator[Record] = archive.records(since=since)
-        async for record in records:
-            run_count += 1
-            refused_run = policy_trial.find_refused_calls(_events(record), catalog)
+        async for record in archive.records(since=since, contents=False):
+            trial.runs += 1
+            try:
+                refused_run = find_refused_calls(_events(record), catalog)
+            except EventMalformed:
+                trial.damaged.append(str(record.row["id"]))
+                continue
             if refused_run is not None:
-                refused_runs.append(refused_run)
-    return run_count, refused_runs
+                trial.refused.append(refused_run)
+    return trial
 
 
 def _events(record: Record) -> list[Event]:
     run = str(record.row["id"])
+    if not record.events:
+        raise EventMalformed(run, 1)
     return [Event.stored(run, event.seq, event.kind, event.at, event.body) for event in record.events]
 
 
-def _print_trial(runs: int, refused_runs: Sequence[RefusedRun], *, as_json: bool) -> int:
+def _print_trial(trial: PolicyTrial, *, as_json: bool) -> int:
     if as_json:
-        records = [run.as_json() for run in refused_runs]
-        terminal.print_json({"runs": runs, "refused": records})
+        terminal.print_json(trial.as_json())
     else:
-        _print_refused(runs, refused_runs)
-    if refused_runs:
+        _print_refused(trial)
+    if trial.refused or trial.damaged:
         return REFUSED
     return FINE
 
 
-def _print_refused(runs: int, refused_runs: Sequence[RefusedRun]) -> None:
+def _print_refused(trial: PolicyTrial) -> None:
     console = terminal.stdout()
-    for run in refused_runs:
+    for run in trial.refused:
         reasons = "; ".join([f"{name}: {reason}" for name, reason in run.reasons.items()])
         labels = ", ".join(run.labels) or "no label"
         console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", soft_wrap=True)
-    console.print(f"This pool file would have refused calls of {len(refused_runs):,} of {terminal.count(runs, 'run')}.")
+    for name in trial.damaged:
+        console.print(f"{name}  its journal cannot be read: `baton audit check --run {name}` says more", soft_wrap=True)
+    runs = terminal.count(trial.runs, "run")
+    console.print(f"This pool file would have refused calls of {len(trial.refused):,} of {runs}.")

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -12,7 +13,6 @@ from app.core.pool.catalog import Catalog
 from app.core.pool.policy import exclusion
 from app.core.run.events import CallIntended, Event
 from app.core.run.fold import advance, begin
-from app.core.run.kinds import Kind
 from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow, conversation_reading
 
@@ -30,17 +30,30 @@ class RefusedRun(Struct, frozen=True):
         return {"run": self.run, "tier": self.tier, "labels": self.labels, "refused": dict(self.reasons)}
 
 
+@dataclass(slots=True)
+class PolicyTrial:
+    """The past runs to which a pool file was applied."""
+
+    runs: int = 0
+    refused: list[RefusedRun] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Runs whose journal cannot be read, so that nobody knows what would have been refused."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON value."""
+        return {"runs": self.runs, "refused": [run.as_json() for run in self.refused], "damaged": self.damaged}
+
+
 def find_refused_calls(events: Sequence[Event], catalog: Catalog) -> RefusedRun | None:
-    """Return the calls of a run that the catalog would have refused; None if there are none."""
-    if not events or events[0].kind is not Kind.ADMITTED:
-        return None
+    """Return the calls of a run that the catalog would have refused; None if there are none. Raises
+    `EventMalformed`."""
     state, reasons = begin(events[0]), dict[str, str]()
     for event in events[1:]:
+        before, state = state, advance(state, event)
         if isinstance(event.fact, CallIntended):
-            reason = _reason(catalog, state, event.fact)
+            reason = _reason(catalog, before, event.fact)
             if reason:
                 reasons.setdefault(event.fact.worker, reason)
-        state = advance(state, event)
     labels = tuple(sorted(state.admitted.labels))
     if not reasons:
         return None

@@ -14,8 +14,8 @@ from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy_change import MOST_LABELS, Widening, labels_of, recipients, widenings
 from app.core.pool.rules import Rule
-from app.core.run.policy_trial import RefusedRun, find_refused_calls
-from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
+from app.core.run.policy_trial import PolicyTrial, find_refused_calls
+from app.errors import ConfigInvalid, EventMalformed, InvalidRequest, NotFound, Overloaded
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import PoolRequest, TrialRequest, read
@@ -167,23 +167,25 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, reade
         new = await reader.run(lambda: context.read_pool(trial_request.pool))
         store = context.gateway.store.of_tenant(caller.tenant)
         query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - trial_request.since_seconds, limit=PAGE)
-        runs, refused_runs = await _try_on_runs(store, new, query)
-        refused = [run.as_json() for run in refused_runs]
-        return json_reply({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": refused})
+        trial = await _try_on_runs(store, new, query)
+        return json_reply({"object": "policy.trial", "all": trial.runs < MOST_RUNS} | trial.as_json())
 
 
-async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:
-    """Return the number of runs that were looked at, the newest first, and those that would have been refused."""
-    run_count, refused_runs = 0, list[RefusedRun]()
+async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) -> PolicyTrial:
+    """Apply the catalog to the runs of a query, the newest first."""
+    trial = PolicyTrial()
     async for rows in run_pages(store.runs, query):
         for row in rows:
             try:
-                refusal = find_refused_calls((await store.journal(row.id)).events, catalog)
+                refused_run = find_refused_calls((await store.journal(row.id)).events, catalog)
             except NotFound:  # pruned meanwhile
                 continue
-            if refusal is not None:
-                refused_runs.append(refusal)
-        run_count += len(rows)
-        if run_count >= MOST_RUNS:
+            except EventMalformed:
+                trial.damaged.append(row.id)
+                continue
+            if refused_run is not None:
+                trial.refused.append(refused_run)
+        trial.runs += len(rows)
+        if trial.runs >= MOST_RUNS:
             break
-    return run_count, refused_runs
+    return trial

@@ -246,6 +246,8 @@ class PolicyTrial(Reply):
     """False if there are more runs in that time."""
     refused: list[dict[str, Any]]
     """Runs with calls that the file would have refused, with the reason for each worker."""
+    damaged: list[str]
+    """Runs whose journal cannot be read, so that nobody knows what would have been refused."""
 
 
 class PolicyDifference(Reply):
