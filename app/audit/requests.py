@@ -62,7 +62,7 @@ class Pools:
     def _restore(self, digest: str) -> Catalog | None:
         try:
             catalog = restore_catalog(self.snapshots[digest])
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, ValueError):
             return None
         if catalog.digest != digest:
             return None

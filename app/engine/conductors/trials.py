@@ -314,7 +314,7 @@ class PresentDefinitions:
             return False
         try:
             then = restore_catalog(snapshot)
-        except (ValueError, TypeError, KeyError):
+        except ValueError:
             return False
         return _definition(then, tier, subject) == _definition(self._catalog, tier, subject)
 

@@ -176,7 +176,7 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
         if snapshot is None:
             return None
         return restore_catalog(snapshot).workers
-    except (ValueError, TypeError, KeyError):
+    except ValueError:
         return None
 
 

@@ -125,7 +125,7 @@ def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
         return None
     try:
         workers = restore_catalog(snapshot).workers
-    except (ValueError, TypeError, KeyError):
+    except ValueError:
         return None
     return {name: worker.price for name, worker in workers.items() if worker.priced}
 
