@@ -16,6 +16,7 @@ from typing import cast
 
 import aiohttp
 import httpx
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from httpx_aiohttp import AiohttpTransport
 
@@ -106,7 +107,11 @@ class Transport(AiohttpTransport):
             limit=self._connections, keepalive_timeout=KEEP_ALIVE_SECONDS, ssl=self.ssl_context
         )
         return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+            response_class=_Response,
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -117,6 +122,17 @@ class Transport(AiohttpTransport):
             raise _httpx_error(error) from error
         response.stream = _Body(cast(httpx.AsyncByteStream, response.stream))
         return response
+
+
+class _Response(aiohttp.ClientResponse):
+    """A response without the words behind its status, which may be in any encoding: `httpx-aiohttp` fails on those that
+    are not UTF-8, and nobody reads them."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head."""
+        await super().start(connection)
+        self.reason = None
+        return self
 
 
 class _Body(httpx.AsyncByteStream):

@@ -6,13 +6,13 @@ import json
 
 import orjson
 import pytest
-from msgspec.structs import replace
 
 from app.core.message.chat import End, Message, Piece, Text, TextDelta, ToolCall, ToolDelta
-from app.errors import WorkerMalformed
+from app.errors import WorkerMalformed, WorkerUnavailable
 from app.providers.adapters.anthropic import Reply
 from app.providers.adapters.openai import Completion
-from tests.conformance.wire_formats import FORMATS, PATIENT, Format, connected, request
+from tests.conformance.failures import error_against
+from tests.conformance.wire_formats import FORMATS, Format, connected, request
 from tests.stubs import ProviderStub, Raw
 
 CALL = {"id": "call-1", "function": {"name": "add", "arguments": "{}"}}
@@ -86,21 +86,26 @@ async def test_arguments_that_are_nested_too_deeply_are_sent_on_as_text(stub: Pr
     assert "a" * 300 in stub.requests[-1].body.decode().replace('\\"', "").replace("{", "").replace(":", "")
 
 
-async def test_a_reply_that_is_compressed_unasked_is_malformed_and_not_cut_off(stub: ProviderStub) -> None:
+async def test_a_reply_that_is_compressed_unasked_is_malformed_and_not_cut_off() -> None:
     """As by a proxy that compresses whatever passes through it. Nothing of it is unpacked, be it ever so large."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n")
         writer.write(b"content-length: 2\r\n\r\n\x1f\x8b")
-        await writer.drain()
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
-        port = proxy.sockets[0].getsockname()[1]
-        form = FORMATS["openai"]
-        spec = replace(form.spec(stub), base_url=f"http://127.0.0.1:{port}/v1")
-        adapter = form.adapter(spec, form.key)
-        with pytest.raises(WorkerMalformed, match="compressed"):
-            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
-        await adapter.close()
+    error = await error_against(FORMATS["openai"], answer)
+    assert isinstance(error, WorkerMalformed)
+    assert "compressed" in str(error)
+
+
+async def test_the_words_behind_a_status_may_be_in_any_encoding() -> None:
+    """As those of a proxy that speaks its country's language."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write("HTTP/1.1 503 Überlastet\r\ncontent-length: 0\r\n\r\n".encode("latin-1"))
+
+    error = await error_against(FORMATS["openai"], answer)
+    assert isinstance(error, WorkerUnavailable)
+    assert "HTTP 503" in str(error)
