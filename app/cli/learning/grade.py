@@ -23,7 +23,7 @@ from app.core.message.chat import Message, task_from_json
 from app.core.rating.feedback import SIGNS, Feedback, identify, repeats, sign
 from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
 from app.core.run.kinds import COPIES
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, EventMalformed
 from app.lab import grading
 from app.lab.grading import Execute, Grader
 from app.process.config import Settings, read
@@ -119,7 +119,7 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
         by_question.setdefault(rule.question, []).append(rule)
     async with storage.open_configured_store(settings) as store:
         later: dict[str, EndedRun] = {}
-        async for ended_run in _runs(store, args, now):
+        async for ended_run in _runs(store, args, report, now):
             if rules:
                 await _grade(store, ended_run, by_question, report, now)
             if args.signs and ended_run.row.origin_kind not in COPIES:  # no caller did anything with those
@@ -131,15 +131,21 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
     return report
 
 
-async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[EndedRun]:
-    """Yield the chosen runs that have ended, newest first."""
+async def _runs(store: Store, args: Arguments, report: GradedRuns, now: float) -> AsyncIterator[EndedRun]:
+    """Yield the chosen runs that have ended, newest first. Those of several that cannot be read are counted."""
     if args.run is not None:
         yield await _read_run(store, await storage.find_run(store, args.run))
         return
     query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now))
     async for row in storage.every_run(store, query):
-        if row.ended_at is not None:
-            yield await _read_run(store, row)
+        if row.ended_at is None:
+            continue
+        try:
+            ended_run = await _read_run(store, row)
+        except EventMalformed:
+            report.skip_counts["its journal cannot be read"] += 1
+            continue
+        yield ended_run
 
 
 async def _read_run(store: Store, row: RunRow) -> EndedRun:

@@ -10,7 +10,7 @@ from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restore_catalog
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, EventMalformed
 from app.lab.journal_rollouts import RolloutFilter, SkippedRun, rollout
 from app.lab.rollouts import Rollout, to_line
 from app.process.config import Settings, read
@@ -97,6 +97,8 @@ async def collect(
                 rollouts.append(rollout(record, catalogs, ratings, selection))
             except SkippedRun as reason:
                 skip_counts[str(reason)] += 1
+            except EventMalformed:
+                skip_counts["its journal cannot be read"] += 1
         await content_reads.record_read(
             store, "", selection.tenant or "", f"rollouts of {terminal.count(len(rollouts), 'run')}"
         )

@@ -7,6 +7,7 @@ What ran after the restore point is not in the journal any more. The evidence th
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,7 +23,7 @@ from app.core.pool.catalog import MILLION
 from app.core.run.fold import fold
 from app.core.run.state import RunState
 from app.engine.runs.recovery import end_restored
-from app.errors import ConfigInvalid, NotFound, QueueUnavailable
+from app.errors import ConfigInvalid, EventMalformed, NotFound, QueueUnavailable
 from app.process.config import Settings
 from app.store.protocol import RunQuery, RunRow, Store
 from app.store.sqlkit import revisions
@@ -64,15 +65,17 @@ class MissingStep(Struct, frozen=True):
     tenant: str
     usd: float
     known: bool
-    """False if the journal does not have the run at all."""
+    """False if the journal does not have the run at all, or cannot be read."""
 
 
 class RestoredState(Struct, frozen=True):
     """The result. `ends` is the time of the journal's last event, `keys` are the keys deleted in Redis, and None where
-    Redis is not used or does not answer."""
+    Redis is not used or does not answer. `unreadable` are open runs whose journal cannot be read: no engine goes on
+    with them, and one ends them at their deadline."""
 
     ends: float | None
     open: tuple[OpenRun, ...]
+    unreadable: tuple[str, ...]
     missing: tuple[MissingStep, ...]
     logged: int
     keys: int | None
@@ -104,24 +107,33 @@ async def _carry_out(
             ends = await _last_event(store)
         else:
             ends = await store.begin_generation(now)
-        rows = await storage.open_runs(store)
-        states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
+        states: dict[str, RunState] = {}
+        readable, unreadable = list[RunRow](), list[str]()
+        for row in await storage.open_runs(store):
+            try:
+                states[row.id] = fold((await store.journal(row.id)).events)
+                readable.append(row)
+            except EventMalformed:
+                unreadable.append(row.id)
         missing = await _missing(store, lines)
         if not (args.dry_run or args.keep_open):
-            for row in rows:
+            for row in readable:
                 await end_restored(store, row, now)
     keys = None
     if not args.dry_run:
         keys = await _clear_queue(settings)
-    open_runs = tuple([_open_run(row, states[row.id]) for row in rows])
-    return RestoredState(ends, open_runs, missing, len(lines), keys)
+    open_runs = tuple([_open_run(row, states[row.id]) for row in readable])
+    return RestoredState(ends, open_runs, tuple(unreadable), missing, len(lines), keys)
 
 
 async def _last_event(store: Store) -> float | None:
     """Return the time of the latest event of the newest runs, without writing."""
-    rows = await store.runs(RunQuery(limit=LATEST_RUNS))
-    journals = [await store.journal(row.id) for row in rows]
-    return max([journal.events[-1].at for journal in journals if journal.events], default=None)
+    latest: float | None = None
+    for row in await store.runs(RunQuery(limit=LATEST_RUNS)):
+        with suppress(EventMalformed):
+            at = (await store.journal(row.id)).events[-1].at
+            latest = at if latest is None else max(at, latest)
+    return latest
 
 
 def _open_run(row: RunRow, state: RunState) -> OpenRun:
@@ -196,7 +208,7 @@ def sum_logged_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, i
 async def _state(store: Store, run: str) -> RunState | None:
     try:
         return fold((await store.journal(run)).events)
-    except NotFound:
+    except (NotFound, EventMalformed):
         return None
 
 
@@ -244,6 +256,10 @@ def _print(state: RestoredState, args: Arguments) -> None:
     runs = count(len(state.open), "open run")
     print(f"{runs} {outcome}, with {count(len(calls), 'open call')} of at most ${bound:.6f}.")
     _list([f"{run.run}  {run.state}  spent ${run.spent:.6f}  {_calls(run)}" for run in state.open])
+    if state.unreadable:
+        runs = count(len(state.unreadable), "open run")
+        print(f"{runs} cannot be read (`baton audit check` says more); engines end them at their deadline.")
+        _list(state.unreadable)
     usd = sum([step.usd for step in state.missing])
     print(f"{count(len(state.missing), 'step')} of {state.logged} in the logs missing from the journal: ${usd:.6f}.")
     missing = []
@@ -271,4 +287,4 @@ def _calls(run: OpenRun) -> str:
 def _describe_known(step: MissingStep) -> str:
     if step.known:
         return "the run is known"
-    return "the run is missing"
+    return "the run is missing, or cannot be read"

@@ -30,7 +30,7 @@ from app.core.rating.comparison import Comparison, PairedDifference, Recipient, 
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
-from app.errors import BatonError, ConfigInvalid, InvalidRequest
+from app.errors import BatonError, ConfigInvalid, EventMalformed, InvalidRequest
 from app.gateway.runs import replay
 from app.gateway.wire.parameters import nearest_effort
 from app.lab.paired_statistics import Interval, interval, paired_bootstrap
@@ -272,6 +272,8 @@ async def _replay_until_empty(batch: Batch, waiting: list[RunRow]) -> None:
             pair = await _replay_run(batch, row)
         except BatonError as error:
             pair = ReplayedRun(row.id, refusal=error.message)
+        except EventMalformed as error:
+            pair = ReplayedRun(row.id, refusal=str(error))
         if pair is None:
             batch.left_out["no money left"] += 1
             continue
