@@ -50,7 +50,7 @@ GONE = 410
 HEADERS = {"content-type": "application/json", "user-agent": "baton"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # no struct, which would show the secrets in a traceback
 class Target:
     """The address of the webhook and the secrets that each notice is signed with."""
 

@@ -20,12 +20,12 @@ clairvoyant ................. the same, told the hidden trait too: nothing that 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.lab.world2 import texts
@@ -92,8 +92,7 @@ class Policy(Protocol):
         """Return the place of the plan for each task."""
 
 
-@dataclass(frozen=True)
-class RandomPlan:
+class RandomPlan(Struct, frozen=True):
     """Any plan of the catalogue."""
 
     seed: int
@@ -105,8 +104,7 @@ class RandomPlan:
         return np.array([random.randrange(len(setting.plans)) for _ in tasks])
 
 
-@dataclass(frozen=True)
-class ConstantPlan:
+class ConstantPlan(Struct, frozen=True):
     """The best constant plan among those that `admits` lets pass, by training and validation tasks together."""
 
     name: str
@@ -119,8 +117,7 @@ class ConstantPlan:
         return np.full(len(tasks), places[int(means.argmax())])
 
 
-@dataclass(frozen=True)
-class ByGroup:
+class ByGroup(Struct, frozen=True):
     """One plan for each group of a classifier."""
 
     name: str
@@ -132,8 +129,7 @@ class ByGroup:
         return _best_plans_by_group(setting, classify(setting.training), classify(tasks))
 
 
-@dataclass(frozen=True)
-class ByCluster:
+class ByCluster(Struct, frozen=True):
     """One plan for each cluster; how many clusters there are is tuned on validation tasks."""
 
     seed: int
@@ -152,8 +148,7 @@ class ByCluster:
         return chosen
 
 
-@dataclass(frozen=True)
-class NearestOutcomes:
+class NearestOutcomes(Struct, frozen=True):
     """The plan that was best over the most similar training tasks; how many is tuned on validation tasks."""
 
     name: str = "nearest outcomes"
@@ -173,8 +168,7 @@ class NearestOutcomes:
         return chosen
 
 
-@dataclass(frozen=True)
-class Optimum:
+class Optimum(Struct, frozen=True):
     """The best plan for each kind of task."""
 
     name: str = "searched optimum"

@@ -13,11 +13,11 @@ optimum by domain ..... knows them too, and each part's domain and what is confi
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -68,8 +68,7 @@ class OptimumAsRead:
         return int(mean_rewards_of_all_plans(rewards, readings).argmax())
 
 
-@dataclass(frozen=True)
-class OptimumOverVariants:
+class OptimumOverVariants(Struct, frozen=True):
     """The best plans if something about tasks is not known: `variants` are a task's possible kinds by their chances."""
 
     name: str
