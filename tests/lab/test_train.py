@@ -129,7 +129,7 @@ def test_a_run_goes_on_where_it_was_interrupted() -> None:
 @pytest.mark.timeout(180)
 def test_the_average_follows_the_weights_and_is_what_is_kept(tmp_path: Path) -> None:
     name = "model.norm.weight"
-    recipe = Recipe(**{**vars_of(TINY), "average": 0.75, "drill_steps": 40})
+    recipe = replace(TINY, average=0.75, drill_steps=40)
     trainer = Trainer(recipe, Weights())
     expected = trainer.averaged.weights[name].clone()
     for step in range(trainer.total):
@@ -145,21 +145,14 @@ def test_the_average_follows_the_weights_and_is_what_is_kept(tmp_path: Path) -> 
 
 def test_seeds_differ_and_equal_seeds_do_not() -> None:
     def first(seed: int) -> Any:
-        return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights["model.norm.weight"]
+        return Trainer(replace(TINY, seed=seed), Weights()).conductor.weights["model.norm.weight"]
 
     def initial_embedding(seed: int) -> Any:
-        return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights[
-            "model.embed_tokens.weight"
-        ]
+        return Trainer(replace(TINY, seed=seed), Weights()).conductor.weights["model.embed_tokens.weight"]
 
     assert torch.equal(first(1), first(1))
     assert torch.equal(initial_embedding(1), initial_embedding(1))
     assert not torch.equal(initial_embedding(1), initial_embedding(2))
-
-
-def vars_of(recipe: Recipe) -> dict[str, Any]:
-    """A recipe's fields."""
-    return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
 
 
 def test_it_learns_to_read_cards() -> None:
