@@ -72,6 +72,13 @@ def test_settings_that_only_fail_when_they_are_used_are_told(environ: dict[str, 
     assert (failure.name, words in failure.words) == (name, True), failure
 
 
+def test_a_class_of_retention_that_no_present_tier_has_is_told() -> None:
+    environ = {"BATON_RETENTION_CLASSES": "tier=mini=>content=7; tier=baton-mini=>content=7; tenant=a=>content=7"}
+    verdicts = doctor_checks.check_settings(configure(environ), {})
+    (note,) = [verdict.words for verdict in verdicts if "RETENTION_CLASSES names" in verdict.words]
+    assert "the tier mini, which the pool file does not have" in note, "it is an alias alone"
+
+
 def test_a_database_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     verdict = doctor_checks.missing_database(configure({"BATON_DATABASE_URL": "sqlite:////dev/null/baton.db"}))
     assert (verdict.status, "/dev/null is no folder" in verdict.words) == ("fail", True)

@@ -81,7 +81,7 @@ def check_settings(config: Configuration, environ: Mapping[str, str]) -> list[Ve
         *_check_tracing(environ),
         _check_log_export(config.settings),
         *_check_archive(config.settings),
-        Verdict("retention", "ok", periods.retention_text(config.settings)),
+        *_check_retention(config.settings, catalog),
         *_check_rehearsal(catalog),
         *_check_prices(catalog),
         *(Verdict("note", "ok", note) for note in config.notes),
@@ -105,6 +105,14 @@ def _check_log_export(settings: Settings) -> Verdict:
     if confirmations:
         words += f", confirmed by {', '.join(confirmations)}"
     return Verdict("log export", "ok", words)
+
+
+def _check_retention(settings: Settings, catalog: Catalog) -> Iterator[Verdict]:
+    yield Verdict("retention", "ok", periods.retention_text(settings))
+    tiers = {run_class.of.tier for run_class in settings.classes_of_retention}
+    for tier in sorted(tiers - {None, *catalog.tiers}, key=str):
+        words = f"BATON_RETENTION_CLASSES names the tier {tier}, which the pool file does not have"
+        yield Verdict("note", "ok", f"{words}: that class is about past runs alone, if the name is right")
 
 
 def _check_archive(settings: Settings) -> Iterator[Verdict]:
