@@ -205,6 +205,11 @@ def as_cell(value: object) -> str:
     return f"'{text}" if text.startswith("=") else text
 
 
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_no_text_of_a_caller_is_a_formula_to_a_spreadsheet(sign: str) -> None:
+    assert reports.csv_cell(f"{sign}1+1") == f"'{sign}1+1"
+
+
 @pytest.mark.long
 def test_a_table_is_the_same_as_csv_and_as_parquet(
     seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], tmp_path: Path

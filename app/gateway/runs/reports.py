@@ -55,8 +55,8 @@ REPORT_SECONDS: Final = 30.0
 """The longest time until a report is ready, the wait for the report before it included."""
 PERIOD_SECONDS: Final = 7 * 86_400.0
 """The period that a report is about if the request does not say since when."""
-FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of texts that spreadsheets take for formulas."""
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Beginnings of texts that spreadsheets take for formulas, in some languages also the full-width ones of East Asia."""
 
 
 class TooManyRuns(Exception):
