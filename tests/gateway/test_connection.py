@@ -289,6 +289,15 @@ async def test_a_wish_for_another_protocol_is_ignored(
     assert check(await line.reply(), 400)["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize(("version", "options"), [(b"1.0", b"Upgrade"), (b"1.1", b"Upgrade, close")])
+async def test_a_wish_for_another_protocol_with_the_last_request_of_a_connection_is_ignored_too(
+    line: Line, version: bytes, options: bytes
+) -> None:
+    await line.send(b"GET /healthz HTTP/%s\r\nhost: x\r\nconnection: %s\r\nupgrade: h2c\r\n\r\n" % (version, options))
+    assert (await line.reply())[0] == 200
+    assert await line.is_closed()
+
+
 async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, hasty_line: Line) -> None:
     async def script(order: Any, run: str, received: Any) -> None:
         await asyncio.sleep(1.5 * SHORT_SECONDS)

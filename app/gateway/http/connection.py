@@ -120,7 +120,11 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("")
         except httptools.HttpParserUpgrade as upgrade:
             if self.parser.get_method() != b"CONNECT":
-                return self._head_without_upgrade() + data[upgrade.args[0] :]
+                head = self._head_without_upgrade()
+                # The parser reads nothing behind the last request of a connection, which this may be.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                return head + data[upgrade.args[0] :]
             self.send_400_response("")
         return b""
 
