@@ -21,12 +21,14 @@ import orjson
 import pytest
 
 from app.__main__ import main
+from app.core.rating.economics import GROUPINGS
 from app.gateway.runs import reports
 from tests.audit.scenes import play
 
 WEEK_SECONDS = 604_800.0
 COPIES = 9
 SCRIPT = Path(__file__).with_name("recompute_report.py")
+ROOT = Path(__file__).resolve().parents[2]
 BY = ("tier", "tenant", "key", "user", "metadata.team", "worker", "topology", "week")
 
 
@@ -203,6 +205,16 @@ def as_cell(value: object) -> str:
         return ""
     text = str(value)
     return f"'{text}" if text.startswith("=") else text
+
+
+def test_every_grouping_is_recomputed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A new one belongs into `BY` and the script, into the help of the command, and into its page."""
+    assert set(BY) == {*GROUPINGS, "metadata.team"}
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    words, page = re.findall(r"\w+", capsys.readouterr().out), (ROOT / "deploy/docs/reports.md").read_text()
+    assert set(GROUPINGS) <= set(words)
+    assert [name for name in GROUPINGS if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
