@@ -61,6 +61,14 @@ async def test_the_other_runs_are_replayed(baton: Command, runs: tuple[str, ...]
     assert f"The event 3 of the run {runs[0]} cannot be read" in refusals[runs[0]]
 
 
+async def test_the_other_plans_that_wait_are_listed(
+    baton: Command, runs: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, approvals = await baton("approvals", "ls")
+    assert (status, [approval["run"] for approval in approvals]) == (0, [runs[3]])
+    assert f"A plan is left out: The event 3 of the run {runs[2]} cannot be read" in capsys.readouterr().err
+
+
 async def test_the_other_open_runs_of_a_restored_database_are_ended(baton: Command, runs: tuple[str, ...]) -> None:
     for options in (["--dry-run"], []):
         status, restored = await baton("restored", *options)

@@ -11,7 +11,7 @@ from app.cli.audit import content_reads
 from app.cli.runs import run_words
 from app.core.pool.catalog import MILLION, Catalog
 from app.engine.runs.approvals import Decision, write_decision
-from app.errors import NotFound
+from app.errors import EventMalformed, NotFound
 from app.gateway.runs.approvals import WAITING, approval_of, estimate, mark
 from app.gateway.runs.forecasts import read_history
 from app.process.config import Settings, configure
@@ -48,8 +48,16 @@ async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[s
         query = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
     async with storage.open_configured_store(settings) as store:
         rows = [row for row in await store.runs(query) if decided == (row.state != WAITING)]
-        approvals = [await _with_texts(store, row) for row in rows]
-        return [approval for approval in approvals if approval is not None]
+        approvals: list[dict[str, Any]] = []
+        for row in rows:
+            try:
+                approval = await _with_texts(store, row)
+            except EventMalformed as error:  # nobody can decide on it, and others must not wait for that
+                terminal.stderr().print(f"A plan is left out: {error}", soft_wrap=True)
+                continue
+            if approval is not None:
+                approvals.append(approval)
+        return approvals
 
 
 async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
