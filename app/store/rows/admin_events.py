@@ -1,10 +1,10 @@
 """Rows of the log of changes. They are only ever added: a trigger refuses to alter or delete one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, literal, select
 
 from app.store.protocol import (
     ABOUT_RUNS,
@@ -23,6 +23,8 @@ from app.store.sqlkit.tables import ADMIN_EVENTS
 Fields = Mapping[str, Any] | None
 RETENTION = "retention"
 """The target of entries about how long texts and runs are kept."""
+RETENTION_LOCK: Final = 0x6261746F6E726574
+"""The number of the advisory lock of those who write one: `batonret` in ASCII."""
 
 
 def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, before: Fields, after: Fields) -> None:
@@ -38,6 +40,8 @@ def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, dig
 
 def note_retention(conn: Connection, periods: Mapping[str, str]) -> None:
     """Add to the log by which settings engines erase and delete, if the latest entry has others."""
+    if conn.dialect.name == "postgresql":  # of engines that start at once, one writes and the others find its entry
+        conn.execute(select(func.pg_advisory_xact_lock(literal(RETENTION_LOCK))))
     table = ADMIN_EVENTS.c
     query = select(table.after).where(table.target == RETENTION, table.action == RETENTION_SET)
     before = conn.execute(query.order_by(table.seq.desc()).limit(1)).scalar()
