@@ -15,6 +15,8 @@ from tests.harness.waiting import PATIENCE_SECONDS, let_others_run
 
 SHORT_SECONDS = 1.0
 """The time that the gateway gives a head on `hasty_line`, in seconds."""
+KEEP_ALIVE_SECONDS = 1
+"""The time, in seconds, for which a connection without a request is kept, where that is tested."""
 GAP_SECONDS = 0.01
 """The pause between two pieces of a head."""
 HEAD_END = b"\r\n\r\n"
@@ -56,8 +58,8 @@ class Line:
 
 
 @asynccontextmanager
-async def connected(gateway: GatewayStandIn, head_seconds: float) -> AsyncIterator[Line]:
-    async with serving(gateway.app, gateway.context, head_seconds=head_seconds) as url:
+async def connected(gateway: GatewayStandIn, head_seconds: float, keep_alive: int = 5) -> AsyncIterator[Line]:
+    async with serving(gateway.app, gateway.context, head_seconds=head_seconds, keep_alive=keep_alive) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         yield Line(reader, writer)
         writer.close()
@@ -260,6 +262,21 @@ async def test_a_connection_is_kept_for_longer_than_a_head_may_take(hasty_line: 
     await asyncio.sleep(1.5 * SHORT_SECONDS)
     await hasty_line.send(GET + b"\r\n")
     assert (await hasty_line.reply())[0] == 200
+
+
+async def test_who_has_a_reply_and_stops_within_the_body_is_not_waited_for(gateway: GatewayStandIn) -> None:
+    """Most such clients have gone without a word. The next head may come in pieces all the same."""
+    head = b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+    async with connected(gateway, HEAD_SECONDS, keep_alive=KEEP_ALIVE_SECONDS) as line:
+        await line.send(head)
+        check(await line.reply(), 405)
+        await line.send(b"{}" + GET[:9])
+        await asyncio.sleep(1.5 * KEEP_ALIVE_SECONDS)
+        await line.send(GET[9:] + b"\r\n" + head)
+        assert (await line.reply())[0] == 200
+        check(await line.reply(), 405)
+        await line.send(b"{")
+        assert await line.is_closed()
 
 
 @pytest.mark.parametrize(

@@ -557,10 +557,14 @@ class GatewayStandIn:
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, context: GatewayContext, head_seconds: float = 30.0) -> AsyncIterator[str]:
+async def serving(
+    app: FastAPI, context: GatewayContext, *, head_seconds: float = 30.0, keep_alive: int = 5
+) -> AsyncIterator[str]:
     """Run uvicorn on loopback in this loop, with the connections of the real service; yield its base URL."""
     http = connection(context, head_seconds)
-    config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        app, http=http, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=keep_alive
+    )
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve([listening]))

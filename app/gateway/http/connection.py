@@ -105,7 +105,6 @@ class Connection(HttpToolsProtocol):
         """Feed the parser, unless the request was refused already; it may be refused by what it is fed."""
         if self._has_refused:
             return
-        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
         unread = data
         while unread:
@@ -155,7 +154,9 @@ class Connection(HttpToolsProtocol):
             self._deadline = self.loop.call_later(self._seconds, self._give_up)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """The first byte of a request, which ends the time for which a connection is kept without one. More of the body
+        of a request that has its reply does not."""
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._in_head = True
 
@@ -166,6 +167,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head has arrived whole. Where this raises, the parser takes the request for no HTTP."""
+        self._unset_keepalive_if_required()
         self._in_head = False
         self._head_bytes = 0
         hosts = [value for name, value in self.headers if name == b"host"]
