@@ -12,9 +12,10 @@ from app.audit.check import Auditor
 from app.audit.report import Report
 from app.core.pool.budgets import Budget
 from app.core.pool.conductor_versions import Change
+from app.errors import RecordDamaged
 from app.providers.formats import adapter
 from app.store.archive import open_archive
-from app.store.protocol import Actor, KeyRow
+from app.store.protocol import Actor, AdminEventQuery, KeyRow
 from app.store.sql import open_store
 from tests.conformance.entries import admission_entry
 
@@ -47,6 +48,16 @@ async def database(tmp_path: Path) -> Path:
         await store.note_retention({"content": "30", "events": "never", "classes": ""})
         await store.change(Change("c1", 20.0, "anna", "planner", "promoted", "v2"))
     return path
+
+
+async def test_an_entry_of_the_log_that_cannot_be_read_is_named(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as conn, conn:
+        conn.execute("DROP TRIGGER admin_events_kept_update")
+        conn.execute("UPDATE admin_events SET after = CAST('no json' AS BLOB) WHERE seq = 3")
+    async with open_store(f"sqlite:///{database}") as store:
+        with pytest.raises(RecordDamaged, match="The entry 3 of the log of changes cannot be read"):
+            await store.admin_events(AdminEventQuery())
+        assert len(await store.admin_events(AdminEventQuery(target="k2"))) == 2
 
 
 async def test_what_was_changed_through_the_service_agrees_with_its_log(database: Path) -> None:

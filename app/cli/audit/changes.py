@@ -1,4 +1,4 @@
-"""`baton audit changes` lists who changed keys, tenants, budgets, holds and conductors, and what; and who erased."""
+"""`baton audit changes` lists who changed keys, tenants, budgets, holds, conductors and retention; and who erased."""
 
 from collections.abc import Callable, Mapping
 

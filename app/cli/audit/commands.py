@@ -96,7 +96,8 @@ def _define_audit(root: Group) -> None:
     @option("--actor", help="Only changes that this key, person or user has made.")
     @option(
         "--action",
-        help="Only changes of this kind, such as key.revoked; content.erased and run.pruned show who removed what.",
+        help="Only changes of this kind, such as key.revoked or retention.set; content.erased and run.pruned show who "
+        "removed what.",
     )
     @option("--since", type=SPAN, metavar="SPAN", help="Only changes of the last 30m, 12h, 7d, ...")
     @option("--limit", type=COUNT, default=50, help="The most changes to list.")

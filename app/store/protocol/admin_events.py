@@ -82,5 +82,6 @@ class AdminEvents(Protocol):
         ...
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-        """Return the changes that a query chooses, the newest first. Raises `StoreUnavailable`."""
+        """Return the changes that a query chooses, the newest first. Raises `StoreUnavailable`, and `RecordDamaged` for
+        one that cannot be read."""
         ...

@@ -6,6 +6,7 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Connection, func, insert, literal, select
 
+from app.errors import RecordDamaged
 from app.store.protocol import (
     ABOUT_RUNS,
     CONTENT_ERASED,
@@ -83,7 +84,7 @@ def _reading(what: str, digest: str) -> Mapping[str, Any]:
 
 
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-    """Return the changes that a query chooses, the newest first."""
+    """Return the changes that a query chooses, the newest first. Raises `RecordDamaged`."""
     table = ADMIN_EVENTS.c
     statement = select(ADMIN_EVENTS).order_by(table.seq.desc()).limit(query.limit)
     if query.before is not None:
@@ -96,15 +97,21 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         value = getattr(query, name)
         if value is not None:
             statement = statement.where(table[name] == value)
-    return tuple(event(row._mapping) for row in conn.execute(statement))
+    return tuple(_event(row._mapping) for row in conn.execute(statement))
 
 
-def event(row: Mapping[Any, Any]) -> AdminEvent:
-    """Return the change of a row."""
+def _event(row: Mapping[Any, Any]) -> AdminEvent:
+    """Return the change of a row. Raises `RecordDamaged`."""
     values = {str(name): value for name, value in row.items()}
-    for name in ("before", "after"):
-        if values[name] is not None:
-            values[name] = orjson.loads(values[name])
+    try:
+        for name in ("before", "after"):
+            if values[name] is not None:
+                values[name] = orjson.loads(values[name])
+    except orjson.JSONDecodeError:
+        found = (
+            f"The entry {row['seq']} of the log of changes cannot be read: it was altered, or the database is damaged."
+        )
+        raise RecordDamaged(f"{found} `baton audit verify` says what else is wrong.") from None
     return AdminEvent(**values)
 
 
