@@ -96,14 +96,13 @@ def _define_audit(root: Group) -> None:
     @option("--actor", help="Only changes that this key, person or user has made.")
     @option(
         "--action",
-        help="Only changes of this kind, such as key.revoked or retention.set; content.erased and run.pruned show who "
-        "removed what.",
+        help="Only changes of this kind, such as retention.set; content.erased, run.pruned: who removed what.",
     )
     @option("--since", type=SPAN, metavar="SPAN", help="Only changes of the last 30m, 12h, 7d, ...")
     @option("--limit", type=COUNT, default=50, help="The most changes to list.")
     @AS_JSON
     def changes() -> None:
-        """List who changed keys, tenants, budgets, holds and conductors, the newest first."""
+        """List who changed keys, tenants, budgets, holds, conductors and retention, the newest first."""
 
     @audit.add("log", "audit.transparency_log", "baton audit log", "baton audit log --new-key log.example.com/baton")
     @option("--new-key", metavar="NAME", help="Make a key for a log of this name, and print it. Nothing is stored.")

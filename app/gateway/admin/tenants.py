@@ -130,8 +130,8 @@ def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) 
     async def list_changes(
         filters: Annotated[ChangeFilters, Query()], caller: Annotated[Caller, keys.needs("changes:read")]
     ) -> Any:
-        """Changes to keys, tenants, budgets, legal holds, conductors, tiers and retention; those of other tenants, and of what all tenants share, only
-        for a caller of all tenants."""
+        """Changes to keys, tenants, budgets, legal holds, conductors, tiers and retention; those of other tenants, and
+        of what all tenants share, only for a caller of all tenants."""
         if not caller.may_list(filters.tenant):
             return page([], "seq", filters.limit)
         tenant = caller.tenant

@@ -108,10 +108,9 @@ def _event(row: Mapping[Any, Any]) -> AdminEvent:
             if values[name] is not None:
                 values[name] = orjson.loads(values[name])
     except orjson.JSONDecodeError:
-        found = (
-            f"The entry {row['seq']} of the log of changes cannot be read: it was altered, or the database is damaged."
-        )
-        raise RecordDamaged(f"{found} `baton audit verify` says what else is wrong.") from None
+        found = f"The entry {row['seq']} of the log of changes cannot be read"
+        causes = "it was altered, or the database is damaged."
+        raise RecordDamaged(f"{found}: {causes} `baton audit verify` says what else is wrong.") from None
     return AdminEvent(**values)
 
 
