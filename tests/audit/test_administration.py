@@ -60,6 +60,17 @@ async def test_an_entry_of_the_log_that_cannot_be_read_is_named(database: Path) 
         assert len(await store.admin_events(AdminEventQuery(target="k2"))) == 2
 
 
+@pytest.mark.parametrize("scopes", ["admin", "7"])
+async def test_a_key_that_cannot_be_read_is_named(database: Path, scopes: str) -> None:
+    with closing(sqlite3.connect(database)) as conn, conn:
+        conn.execute("UPDATE keys SET scopes = ? WHERE id = 'k1'", (scopes,))
+    async with open_store(f"sqlite:///{database}") as store:
+        for read in (store.keys(), store.key("k1")):
+            with pytest.raises(RecordDamaged, match="The API key k1 cannot be read"):
+                await read
+        assert await store.key("k2") is not None
+
+
 async def test_what_was_changed_through_the_service_agrees_with_its_log(database: Path) -> None:
     report = await audit_file(database)
     assert [str(violation) for violation in report.violations] == []

@@ -8,7 +8,7 @@ import orjson
 from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, and_, func, literal, not_, or_, select, update
 
-from app.errors import Conflict
+from app.errors import Conflict, RecordDamaged
 from app.store.protocol import PROCESS, TAKEN, Actor, IdempotencyRecord, KeyQuery, KeyRow
 from app.store.rows import idempotency
 from app.store.rows.admin_events import note
@@ -144,7 +144,12 @@ def _change(conn: Connection, key: KeyRow, values: dict[str, Any], by: Actor, ac
 
 
 def _key(row: Mapping[Any, Any]) -> KeyRow:
+    """Return the key of a row. Raises `RecordDamaged`."""
     values = {str(name): value for name, value in row.items()}
-    for name in _SETS:
-        values[name] = frozenset(orjson.loads(values[name]))
+    try:
+        for name in _SETS:
+            values[name] = frozenset(orjson.loads(values[name]))
+    except (TypeError, orjson.JSONDecodeError):
+        found = f"The API key {row['id']} cannot be read: its row was altered, or the database is damaged."
+        raise RecordDamaged(f"{found} `baton audit check` says what else is wrong.") from None
     return KeyRow(**values)
