@@ -265,8 +265,8 @@ def _parse(body: bytes) -> object:
         if not body.strip(WHITE_SPACE):
             raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json") from None
         raise InvalidRequest(
-            "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates), "
-            "or it is nested too deeply or has a number of more than 64 bits.",
+            "The body is not valid JSON in UTF-8 (RFC 8259: no byte order mark, no NaN or Infinity, no unpaired "
+            "surrogates), or it is nested too deeply or has a number of more than 64 bits.",
             code="invalid_json",
         ) from None
     return value
