@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from rich.console import Console
 
 from app.cli.runs import run_tree
 from app.core.run.fold import fold
+from app.engine.runs import cancellation
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
 from app.process.wiring import Runtime
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import client_of, pool_text, running_service
+from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))
@@ -70,6 +73,19 @@ async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, runtime
     tree = await tree_of(runtime, ended.state.run)
     assert "1 turn, waits for tool results until" in tree
     assert 'tools: look({"q": "a"}) → waits for the caller' in tree
+
+
+async def test_calls_that_nobody_answered_keep_no_ended_run_waiting(stub: ProviderStub, runtime: Runtime) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a", "x")))
+    run = (await Conversation(runtime).take_turn()).ended.state.run
+    store = runtime.context.store
+    await cancellation.ask(store, None, await store.run(run), "operator", time.time())
+
+    async def has_ended() -> bool:
+        return (await store.run(run)).ended_at is not None
+
+    await until(has_ended)
+    assert 'tools: look({"q": "a"}) → not answered' in await tree_of(runtime, run)
 
 
 async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: ProviderStub, runtime: Runtime) -> None:

@@ -173,6 +173,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
     if answers:
         title.append("  ★ its output is the answer", style="bold green")
     branch = tree.add(title)
+    waits = state == "awaiting_tool"
     lines: list[tuple[str, str | None]] = [
         ("sees", run_words.sees(step["access"])),
         ("labels", ", ".join(step.get("labels", ())) or None),
@@ -181,7 +182,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
         ("chosen", run_words.choice(step)),
         ("kept", run_words.output_origin(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
-        *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
+        *[("tools", run_words.exchange(tool_use, waits=waits, full=full)) for tool_use in step["exchanges"]],
         ("error", error),
         ("not called", "; ".join(run_words.describe_passed_over_workers(step)) or None),
         ("said", output),

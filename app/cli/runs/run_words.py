@@ -158,8 +158,8 @@ def failure(record: Record) -> str:
     return f"{record['error']}: {'; '.join(parts)}"
 
 
-def exchange(record: Record, *, full: bool) -> str:
-    """Return one use of the caller's tools in words: the calls and their results."""
+def exchange(record: Record, *, waits: bool, full: bool) -> str:
+    """Return one use of the caller's tools in words: the calls and their results, or that the step `waits` for them."""
     assistant_message = record.get("said")
     if assistant_message is None:
         calls = [f"{call['name']}(erased)" for call in record["calls"]]
@@ -168,8 +168,10 @@ def exchange(record: Record, *, full: bool) -> str:
             f"{call['function']['name']}({call['function']['arguments']})" for call in assistant_message["tool_calls"]
         ]
     shown_calls = _cut(", ".join(calls), full)
-    if record["answered_at"] is None:
+    if record["answered_at"] is None and waits:
         return f"{shown_calls} → waits for the caller"
+    if record["answered_at"] is None:
+        return f"{shown_calls} → not answered"
     results = ERASED
     if record.get("results") is not None:
         messages = [message for message in record["results"] if message["role"] == "tool"]
