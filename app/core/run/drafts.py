@@ -142,8 +142,8 @@ def steps_skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
 
 
 def steps_settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
-    """Return the end of a step that no worker executes: it is skipped, or the workflow nested in it has ended. Its
-    answer is then that of the nested step which gave it."""
+    """Return the end of a step that no worker executes (any more): it is skipped, has failed, or has the answer of the
+    workflow nested in it, which is that of the nested step which gave it."""
     if isinstance(command, Skip):
         return steps_skipped([state.steps[command.step]], command.reason)
     if command.answer is None:

@@ -65,7 +65,8 @@ class Skip(Struct, frozen=True):
 
 
 class Conclude(Struct, frozen=True):
-    """Settle a step whose nested workflow has ended: with its answer, or as failed for the reason `error`."""
+    """Settle a step that no worker executes (any more): with the answer of the workflow nested in it, or as failed for
+    the reason `error`."""
 
     step: int
     answer: Answer | None = None
