@@ -133,11 +133,12 @@ class FollowedRun:
             self._texts.append(text)
         self._chars += len(text)
         for call in delta.get("tool_calls", ()):
-            tool_call = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            tool_call = self._calls.setdefault(call["index"], {"id": "", "type": "", "name": "", "arguments": ""})
             tool_call["id"] = call.get("id") or tool_call["id"]
-            function = call.get("function") or {}
-            tool_call["name"] = function.get("name") or tool_call["name"]
-            tool_call["arguments"] += function.get("arguments") or ""
+            tool_call["type"] = call.get("type") or tool_call["type"]
+            called = call.get("function") or call.get("custom") or {}
+            tool_call["name"] = called.get("name") or tool_call["name"]
+            tool_call["arguments"] += called.get("arguments") or called.get("input") or ""
 
     # -- the regions
 
@@ -197,8 +198,10 @@ def _assistant_message(words: str, calls: list[dict[str, str]]) -> dict[str, Any
     """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
     tool_calls: list[dict[str, Any]] = []
     for call in calls:
-        function = {"name": call["name"], "arguments": call["arguments"]}
-        tool_calls.append({"id": call["id"], "type": "function", "function": function})
+        kind = call["type"]
+        arguments = "input" if kind == "custom" else "arguments"
+        called = {"name": call["name"], arguments: call["arguments"]}
+        tool_calls.append({"id": call["id"], "type": kind, kind: called})
     return {"role": "assistant", "content": words or None, "tool_calls": tool_calls}
 
 

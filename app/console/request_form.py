@@ -218,7 +218,7 @@ def _json(fields: Fields, name: str, faults: dict[str, str]) -> Any:
 
 
 def _tools(text: str, faults: dict[str, str]) -> list[Any]:
-    """Return the tools: functions as OpenAI's API has them, with or without the object around each."""
+    """Return the tools as OpenAI's API has them; functions may come without the object around each."""
     value = _json({"tools": text}, "tools", faults)
     if value is None:
         return []
@@ -229,7 +229,7 @@ def _tools(text: str, faults: dict[str, str]) -> list[Any]:
         if not isinstance(tool, dict):
             faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
             return []
-        if "type" in tool and "function" in tool:
+        if "type" in tool and ("function" in tool or "custom" in tool):
             tools.append(tool)
         else:
             tools.append({"type": "function", "function": tool})

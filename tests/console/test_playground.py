@@ -34,7 +34,7 @@ from tests.harness.playground import (
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import until
-from tests.stubs import Fail, ProviderStub, Reply, Stall
+from tests.stubs import Fail, ProviderStub, Reply, Stall, ToolCall
 
 
 @pytest.fixture
@@ -169,6 +169,23 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
         "assistant",
         "tool",
     ] * 2
+
+
+@pytest.mark.long
+async def test_a_call_of_a_tool_of_free_text_is_answered_in_a_form(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", tool_call_reply(ToolCall("sh", '{"input":"ls -l"}')), Reply(chunks=("Two files.",)))
+    tools = '[{"type": "custom", "custom": {"name": "sh"}}]'
+    page = await submit_form(browser, tools=tools)
+    run = run_of_page(page)
+    live = await live_stream(browser, run)
+    assert "Result of sh" in page_text(section(live, "answer"))
+    assert ">ls -l</pre>" in section(live, "answer")
+    history, turn = hidden_value(page.text, "history"), hidden_value(live, "turn")
+    second = await submit_form(browser, "results", tools=tools, turn=turn, history=history, result="a b")
+    assert run_of_page(second) == run
+    assert "Two files." in section(await live_stream(browser, run), "answer")
 
 
 @pytest.mark.long
