@@ -60,10 +60,14 @@ async def test_an_event_that_cannot_be_read_is_named(
     assert errors, "an operator is told"
 
 
-async def test_an_event_that_does_not_fit_those_before_it_is_named(runtime: Runtime, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "field"), [("step.done", "n"), ("plan.step", "proposal"), ("run.succeeded", "step")])
+async def test_an_event_that_does_not_fit_those_before_it_is_named(
+    runtime: Runtime, tmp_path: Path, kind: str, field: str
+) -> None:
     async with client_of(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
-        change(tmp_path, f"UPDATE events SET {OTHER_STEP} WHERE run = '{run}' AND kind = 'step.done'")
+        altered = OTHER_STEP.replace("$.n", f"$.{field}")
+        change(tmp_path, f"UPDATE events SET {altered} WHERE run = '{run}' AND kind = '{kind}'")
         for path in [f"/v1/runs/{run}{path}" for path in PATHS if path != "/events"]:
             reply = await client.get(path)
             error = reply.json()["error"]

@@ -112,6 +112,8 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])
+        if fact.step is not None and fact.step not in state.steps:
+            raise ValueError(f"the run has no step {fact.step}")
         return replace(state, seq=seq, state=ended, end=fact, replied_at=at)
     if state.state in ENDED and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
@@ -189,7 +191,7 @@ def _open_nested_plan(state: RunState, fact: PlanOpened, n: int) -> Changes:
 
 
 def _on_plan_step(state: RunState, fact: PlanStep) -> Changes:
-    _open_proposal(state)
+    _open_proposal(state, fact.proposal)
     step = StepState(
         n=fact.n,
         proposal=fact.proposal,
@@ -208,7 +210,7 @@ def _on_plan_step(state: RunState, fact: PlanStep) -> Changes:
 
 
 def _on_plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
-    accepted = replace(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    accepted = replace(_open_proposal(state, fact.proposal), state="accepted", call=fact.call, topology=fact.topology)
     if state.admitted.approval is not None:
         accepted = replace(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
     changes = _replace_latest_proposal(state, accepted)
@@ -222,7 +224,7 @@ def _on_plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
 def _on_plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
     budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
     rejected = replace(
-        _open_proposal(state),
+        _open_proposal(state, fact.proposal),
         state="rejected",
         outage=fact.outage,
         reasons=fact.reasons,
@@ -424,10 +426,10 @@ def _check_run_arrow(run: RunState, to: str) -> str:
     return to
 
 
-def _open_proposal(state: RunState) -> Proposal:
+def _open_proposal(state: RunState, number: int) -> Proposal:
     proposal = state.open_proposal
-    if proposal is None:
-        raise ValueError("no plan is open")
+    if proposal is None or proposal.number != number:
+        raise ValueError(f"the plan {number} is not open")
     return proposal
 
 
