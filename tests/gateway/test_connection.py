@@ -1,6 +1,7 @@
 """Some bytes are refused before there is a request: those that are no HTTP, and heads too large or too late."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -225,6 +226,21 @@ async def test_many_requests_in_one_packet_that_ends_within_a_head(line: Line) -
     await line.send(b"\r\n")
     statuses = [(await line.reply())[0] for _ in range(13)]
     assert statuses == [*(11 * [200]), 405, 200]
+
+
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n", 2 * (GET + b"\r\n")])
+async def test_bytes_that_are_no_http_behind_requests_that_have_no_reply_yet(
+    key: str, line: Line, caplog: pytest.LogCaptureFixture, before: bytes
+) -> None:
+    """Nothing is written behind the refusal, which is no bug of the requests."""
+    body = orjson.dumps(chat_body())
+    request = POST % key.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    await line.send(request + before + b"canary7Q\r\n\r\n")
+    check(await line.reply(), 400)
+    assert await line.is_closed()
+    for _ in range(20):
+        await let_others_run()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_head_that_is_too_late(hasty_line: Line) -> None:

@@ -211,11 +211,13 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if self.transport.is_closing():
             return
-        reply_has_begun = not self._is_idle and self.cycle.response_started
-        if reply_has_begun:
+        is_answering = not self._is_idle
+        reply_has_begun = is_answering and self.cycle.response_started
+        if not reply_has_begun:
+            self.transport.write(_reply(status, message, code, self._refused(status, code)))
+        if reply_has_begun or self.pipeline:  # requests are being answered that cannot be kept from writing
             return self.transport.close()
-        self.transport.write(_reply(status, message, code, self._refused(status, code)))
-        if not self._is_idle:  # the body is refused that the request's route waits for
+        if is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._close_behind_client()
