@@ -243,6 +243,18 @@ async def test_bytes_that_are_no_http_behind_requests_that_have_no_reply_yet(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+async def test_who_waits_for_a_body_that_is_no_http_does_not_ask_for_it(
+    key: str, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = POST % key.encode() + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    await line.send(head + b"zz\r\n")
+    check(await line.reply(), 400)
+    assert await line.is_closed()
+    for _ in range(20):
+        await let_others_run()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def test_a_head_that_is_too_late(hasty_line: Line) -> None:
     await hasty_line.send(GET)
     assert check(await hasty_line.reply(), 408)["code"] == "request_timeout"

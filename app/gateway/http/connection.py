@@ -218,6 +218,7 @@ class Connection(HttpToolsProtocol):
         if reply_has_begun or self.pipeline:  # requests are being answered that cannot be kept from writing
             return self.transport.close()
         if is_answering:
+            self.cycle.waiting_for_100_continue = False
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._close_behind_client()
