@@ -41,6 +41,8 @@ WITHOUT: Mapping[WireFormat, frozenset[str]] = {
     "gemini": frozenset(("logit_bias",)),
 }
 """The fields of `Sampling` that a wire format does not have; one that is not listed has all of them."""
+TAKES_NO_SAMPLING: frozenset[WireFormat] = frozenset(("rehearsal", "embeddings"))
+"""The formats that send nothing of `Sampling`, so that a table of its parameters would have no effect."""
 SAMPLING = frozenset(Sampling.__struct_fields__)
 
 

@@ -52,6 +52,27 @@ def test_a_workers_table_is_laid_over_its_providers(tmp_path: Path) -> None:
     assert (old.api_version, new.api_version) == ("", "2023-06-01")
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_that_sends_parameters_has_such_a_table(tmp_path: Path, name: str) -> None:
+    text = f"""
+[providers.near]
+format = "{name}"
+base_url = "http://127.0.0.1:9"
+key = "NEAR_KEY"
+
+[workers.sol]
+provider = "near"
+model = "sol"
+price = {{ input = 1, output = 2 }}
+sampling = {{ temperature = "drop", top_p = "refuse", presence_penalty = "drop" }}
+
+[tiers.baton-mini]
+pool = ["sol"]
+"""
+    sol = load_config(tmp_path, text).catalog.workers["sol"]
+    assert (sol.drops, sol.refuses) == ({"temperature", "presence_penalty", "top_p"}, {"top_p"})
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

@@ -27,7 +27,7 @@ from app.process.config.entries import (
 from app.process.config.settings import did_you_mean
 from app.providers import options
 from app.providers.authentication import EXTRAS, missing_extra
-from app.providers.options import WITHOUT
+from app.providers.options import TAKES_NO_SAMPLING, WITHOUT
 
 MAX_DIMENSIONS = 16_384
 """The most numbers that an embedding may have."""
@@ -196,12 +196,13 @@ def _labels(name: str, worker: WorkerEntry) -> Iterator[Fault]:
 
 def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: ProviderEntry) -> Iterator[Fault]:
     """Yield parameters that are to be taken and cannot be sent; they may only be dropped or refused."""
-    if table and provider.format not in WITHOUT:
+    if table and provider.format in TAKES_NO_SAMPLING:
         yield (*place, "sampling"), f"has no effect with the format {provider.format}; remove it"
         return
+    lacking = WITHOUT.get(provider.format, frozenset())
     ignored = {name.strip() for name in provider.options.get("ignore", "").split(",")}
     for name, treatment in table.items():
-        if treatment == "take" and name in WITHOUT[provider.format]:
+        if treatment == "take" and name in lacking:
             yield (*place, "sampling", name), f"is not in the format {provider.format}; drop or refuse it"
         elif treatment == "take" and name in ignored:
             yield (*place, "sampling", name), "is left out by the provider's option `ignore`; remove it there"
