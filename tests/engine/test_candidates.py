@@ -107,6 +107,14 @@ def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
     assert candidates.error(candidates.choose(99.0)) != "run_over_budget"
 
 
+def test_no_rate_limit_is_waited_for_once_the_answer_has_begun_to_reach_the_caller(health: Health) -> None:
+    candidates = Candidates(health, [ADA, BOB], 4, 2)
+    fail_attempt(candidates, ADA, rate_limited_error(20.0), 100.0)
+    candidates.note_failure(BOB, WorkerUnavailable(), streamed=True, jitter=1.0, seconds_left=99.0)
+    assert candidates.take_pause(99.0) == 0.0
+    assert candidates.choose(99.0).worker is None
+
+
 def test_a_worker_gets_all_of_the_time_if_no_other_could_answer_in_the_rest_of_it(health: Health) -> None:
     assert Candidates(health, [ADA, BOB], 4, 0).can_replace(ADA, 9.0), "bob's pace is not known"
     for number in range(ENOUGH_SUCCESSES):

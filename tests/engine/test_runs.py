@@ -202,6 +202,17 @@ async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, ru
     assert [received.model for received in stub.requests] == ["alpha"]
 
 
+async def test_a_rate_limited_worker_does_not_go_on_with_an_answer_that_was_told(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", Fail(status=429, retry_after=9.0))
+    stub.always("beta", Reply(fault=Truncate(after=2)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=True)))
+    assert "".join(outcome.texts) == "Hello there"
+    assert outcome.ended.state.state == "failed"
+    assert [received.model for received in stub.requests] == ["alpha", "beta"]
+
+
 async def test_a_truncated_answer_nobody_heard_is_tried_again(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(fault=Truncate(after=2)))
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))

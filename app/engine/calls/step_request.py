@@ -410,7 +410,7 @@ class Candidates:
             self._rate_limited[worker.name] = seconds_left - error.retry_after
         wait = self._retry_wait(worker, error, jitter, seconds_left)
         if streamed:
-            self._workers, self._unpaid = [], {}
+            self._attempts_left = 0
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
             if worker.name in self._rate_limited:
