@@ -67,7 +67,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("scope",),
     ),
     "baton_dead_letters_total": ("Steps given up because their dispatchers stopped, one after the other.", ("tier",)),
-    "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
+    "baton_lease_lost_total": ("Steps that this process had and another one has taken over.", ("kind",)),
     "baton_swept_total": ("Tickets sent again or found in the outbox, and runs taken over or handed over.", ("kind",)),
     "baton_probes_total": ("One-token requests that check whether a conductor answers.", ("worker", "outcome")),
     "baton_ejections_total": ("Ejections of workers, which are not called for a while.", ("worker", "reason")),

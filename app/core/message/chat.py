@@ -218,7 +218,10 @@ def append_piece(pieces: list[str], piece: str) -> None:
 
 
 class TextDelta(Struct, frozen=True):
-    """Some of the answer's text, as it streams; or of the model's refusal, where its format marks that."""
+    """Some of the answer's text, as it streams; or of the model's refusal, where its format marks that.
+
+    That of an embedding is a vector, as JSON.
+    """
 
     text: str
     refusal: bool = False

@@ -348,8 +348,8 @@ class Limits(Struct, frozen=True):
     attempts: Annotated[
         int,
         Limit(
-            about="Provider calls for one step, retries and replacements included. Calls that a rate limit refused "
-            "come on top, at most as many.",
+            about="Provider calls for one step in one turn, retries and replacements included. Calls that a rate limit "
+            "refused come on top, at most as many.",
             words="attempt{s} a step",
             most=16,
         ),

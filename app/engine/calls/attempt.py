@@ -205,7 +205,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """Return the text that has come so far."""
+        """Return the text that has come so far, of an answer or of a refusal."""
         return "".join(self._texts)
 
     @property

@@ -115,7 +115,7 @@ class StepBasis(Struct, frozen=True):
 
 @dataclass(slots=True)
 class ClaimedStep:
-    """A ticket that this process is working on."""
+    """A ticket that this process is working on. While `claim` is 0, its step is still to be claimed."""
 
     ticket: Ticket
     task: asyncio.Task[None] | None = None

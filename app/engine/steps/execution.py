@@ -4,7 +4,8 @@
      └ fold the run's journal; nothing to do if the run has ended, or is asked to, or the step is settled
      └ delivered again: claim first; a step that several dispatchers took and none finished is a dead letter
      └ compose what the access list grants             view_of_step(): the only way from the store to a provider
-     └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version
+     └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version. If
+        it is refused, another engine came first: go on as for a ticket that is delivered again
      └ stream; deltas of the answering step go to the gateways that follow the run
      └ one entry: call.finished + step.done            fenced by the claim; then it is sent to the driver. A
         or, where it calls tools, step.awaiting_tool   driver in this process adds what follows to the same entry
@@ -187,7 +188,11 @@ class Execution:
             await self._keeping_unwritten_outcomes(self._begin_calls(state))
 
     async def _claim(self) -> tuple[TicketRow, RunState] | None:
-        """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
+        """Take the ticket as its row is now, with the state from which to go on.
+
+        None if there is nothing to do now: the step is done, another engine has it or may still have it, it is left to
+        a later delivery, or its run has ended and cannot be read.
+        """
         for _ in range(CLAIM_TRIES):
             due = await self._context.store.find_ticket(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._context.now():
