@@ -87,8 +87,9 @@ def is_limits(value: object) -> bool:
     """Return True for the limits of a run, by name."""
     if not isinstance(value, dict):
         return False
-    is_complete = all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and is_number(value.get("seconds"))
-    return is_complete and value["steps"] <= MAX_STEPS
+    if not all(is_number(limit) for limit in value.values()) or "seconds" not in value:
+        return False
+    return all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and value["steps"] <= MAX_STEPS
 
 
 def is_calls(value: object) -> bool:

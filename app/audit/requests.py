@@ -8,7 +8,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.audit.audited_run import EMBEDS, AuditedRun, Call, Event
-from app.audit.bodies import WHOLE_LIMITS
 from app.audit.choices import check_masked_prices
 from app.audit.contents import content_ref
 from app.audit.labels import (
@@ -144,11 +143,11 @@ def _check_limits(run: AuditedRun, tier: Tier) -> Iterator[Violation]:
     if allowed is None:
         yield run.violation("limits-widened", 1, f"{tier.name} has no such effort level")
         return
-    for name in (*WHOLE_LIMITS, "depth", "seconds"):
-        if run.limits.get(name, 0) > getattr(allowed, name):
-            yield run.violation(
-                "limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}"
-            )
+    for name, value in run.limits.items():
+        most = getattr(allowed, name, None)
+        is_floor = name == "floor_tokens"  # a higher one allows nothing more
+        if most is not None and value > most and not is_floor:
+            yield run.violation("limits-widened", 1, f"{name} is {value}, the tier has {most}")
 
 
 def _count_uncleared_labels(provenance: Provenance, worker: Worker) -> int:

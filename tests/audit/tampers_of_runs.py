@@ -241,6 +241,7 @@ REQUESTS = (
     case("pool-outside-tier", "the conductor in the pool", "single", widen_the_pool),
     case("limits-widened", "more steps", "single conducted", in_limits(steps=50)),
     case("limits-widened", "more attempts", "single", in_limits(attempts=50)),
+    case("limits-widened", "longer for tool results", "single", in_limits(tool_wait=86_400.0)),
     case("output-over-limit", "more output", "single", in_first(INTENDED, put(max_tokens=1_001))),
     case("call-after-deadline", "too late", "single", call_late),
 )

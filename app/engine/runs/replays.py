@@ -44,9 +44,6 @@ from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import ConductorVersions, ContentReads, Journal
 
-EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts", "fan_out", "depth")
-"""The limits of the earlier run that a replay of its own plan keeps, as far as its tier still allows them."""
-
 
 class EarlierRun(Struct, frozen=True):
     """The run that is replayed."""
@@ -280,11 +277,7 @@ def as_replay(order: Order, earlier: EarlierRun, changes: Changes, catalog: Cata
 
 def _narrowest(limits: Limits, earlier: Limits) -> Limits:
     """Return the limits, none of them above that of the earlier run if its own plan has to keep it."""
-    narrowed = {}
-    for name in EXACT_LIMITS:
-        if name in LIMITS:
-            narrowed[name] = min(getattr(limits, name), getattr(earlier, name))
-    return replace(limits, **narrowed)
+    return replace(limits, **{name: min(getattr(limits, name), getattr(earlier, name)) for name in LIMITS})
 
 
 # -- tools

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from app.core.message.chat import Task
 from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
-from app.core.pool.catalog import Catalog, Limits, ShadowSpec, Tier
+from app.core.pool.catalog import LIMITS, Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
@@ -60,8 +60,6 @@ REMEMBERED_SECONDS = 7 * 86_400.0
 """Seconds for which a shadow's id is remembered; long after its origin is last looked at."""
 MOST_AT_ONCE = 8
 """Shadows that one engine drives at a time."""
-NARROWED_LIMITS: Final = ("steps", "rounds", "usd", "seconds", "tokens", "output_tokens")
-"""The limits that a request may have narrowed: they bind its shadow, too."""
 
 
 class Shadows:
@@ -293,7 +291,7 @@ def _limits(own: Limits, usual: Limits | None, requested: Limits) -> Limits:
     if usual is None:
         return own
     narrowed = {}
-    for name in NARROWED_LIMITS:
+    for name in LIMITS:
         limit = getattr(requested, name)
         if limit < getattr(usual, name):
             narrowed[name] = min(getattr(own, name), limit)
