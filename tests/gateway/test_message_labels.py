@@ -12,8 +12,9 @@ from anthropic import AsyncAnthropic, BadRequestError
 from openai import AsyncOpenAI
 
 from app.process.wiring import Runtime
+from tests.gateway.test_response_tools import SPAWN, calling
 from tests.harness.in_process import WORKERS, client_of, pool_text, running_service
-from tests.stubs import ProviderStub
+from tests.stubs import ProviderStub, Reply
 
 
 @pytest.fixture
@@ -115,6 +116,19 @@ async def test_labels_of_earlier_turns_persist(runtime: Runtime) -> None:
         )
         again = await respond(client, input=[*compacted.json()["output"], {"role": "user", "content": "And?"}])
         assert again["labels"] == ["phi"]
+
+
+async def test_a_result_with_a_label_may_be_followed_by_further_results(stub: ProviderStub, runtime: Runtime) -> None:
+    stub.script("alpha", calling("spawn", "{}"), calling("spawn", "{}"), Reply(chunks=("Done.",)))
+    async with client_of(runtime) as client:
+        turn = await respond(client, input="Go.", tools=[SPAWN])
+        for mark in (MARK, None):
+            result = {"type": "function_call_output", "call_id": turn["output"][0]["call_id"], "output": "fine"}
+            input_ = [result | {"baton": mark}]
+            turn = await respond(client, input=input_, previous_response_id=turn["id"], tools=[SPAWN])
+        assert turn["output"][0]["content"][0]["text"] == "Done."
+        after = await respond(client, input="And?", previous_response_id=turn["id"])
+        assert after["labels"] == ["phi"]
 
 
 async def test_a_label_that_is_none_is_refused_where_it_stands(runtime: Runtime) -> None:

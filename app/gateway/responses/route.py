@@ -131,8 +131,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
                 wire={"format": compaction.FORMAT},
                 extension=response_request.baton,
                 ignored=ignored,
-                on_messages=labels_of(task.messages),
-                before=before.labels if before is not None else frozenset(),
+                on_messages=_labels_on_messages(task, before),
             )
             return order_of(task, tier, caller.key, options)
 
@@ -309,8 +308,7 @@ async def _order(
         streams=response_request.stream or response_request.background,  # which may be streamed at any time
         ignored=ignored,
         wire=wire,
-        on_messages=labels_of(task.messages),
-        before=before.labels if before is not None else frozenset(),
+        on_messages=_labels_on_messages(task, before),
     )
     order = order_of(task, tier, caller.key, options)
     if response_request.background:
@@ -324,6 +322,14 @@ def _task(response_request: ResponsesRequest, before: StoredResponse | None) -> 
         return task_of(response_request, ())
     calls = before.end.calls if before.end is not None else ()
     return task_of(response_request, before.messages, tools_loaded_after(before.subject.turn_task.toolbox, calls))
+
+
+def _labels_on_messages(task: Task, before: StoredResponse | None) -> frozenset[str]:
+    """Return the labels of a request's conversation, and those of the response that it follows."""
+    labels = labels_of(task.messages)
+    if before is None:
+        return labels
+    return labels | before.labels
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:

@@ -483,9 +483,7 @@ class RequestOptions(Struct, frozen=True):
     streams: bool = False
     ignored: tuple[str, ...] = ()
     on_messages: frozenset[str] = frozenset()
-    """The labels that stand on messages and their parts."""
-    before: frozenset[str] = frozenset()
-    """The labels of the run whose conversation this one continues."""
+    """The labels that stand on messages and their parts, and those of the run whose conversation this one continues."""
 
 
 def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Order:
@@ -497,7 +495,7 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
     wire = dict(options.wire)
     if streams_steps:
         wire["steps"] = True
-    on_all = key.labels.union(extension.labels or (), options.before)
+    on_all = key.labels.union(extension.labels or ())
     return Order(
         task=task,
         tier=tier,
