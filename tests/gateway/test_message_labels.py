@@ -131,6 +131,25 @@ async def test_a_result_with_a_label_may_be_followed_by_further_results(stub: Pr
         assert after["labels"] == ["phi"]
 
 
+async def test_a_search_for_tools_has_labels(stub: ProviderStub, runtime: Runtime) -> None:
+    """Those of its item and of its output, and where an item is named by its id those of the earlier response."""
+    search = {"type": "tool_search", "execution": "client"}
+    stub.script("alpha", calling("tool_search", '{"goal": "what the record says"}'), Reply(chunks=("Done.",)))
+    async with client_of(runtime) as client:
+        first = await respond(client, input=[{"role": "user", "content": "Hi", "baton": MARK}], tools=[search])
+        (call,) = first["output"]
+        found = {"type": "tool_search_output", "call_id": "c2", "execution": "client", "tools": []}
+        other = call | {"id": "tsc_c2", "call_id": "c2"}
+        await client.post(f"/v1/runs/{first['id'].removeprefix('resp_')}/cancel")
+        for items in (
+            [{"id": call["id"]}, found | {"call_id": call["call_id"]}],
+            [other | {"baton": MARK}, found],
+            [other, found | {"baton": MARK}],
+        ):
+            again = await respond(client, input=[{"role": "user", "content": "Go."}, *items], tools=[search])
+            assert again["labels"] == ["phi"]
+
+
 async def test_a_label_that_is_none_is_refused_where_it_stands(runtime: Runtime) -> None:
     async with client_of(runtime) as client:
         body = {"messages": [{"role": "user", "content": "Hi", "baton": {"labels": ["two words"]}}]}

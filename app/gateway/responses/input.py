@@ -150,6 +150,7 @@ class SearchCallItem(WireModel):
     arguments: Any
     call_id: CallId | None = None
     execution: Execution | None = None
+    baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     created_by: str | None = None
@@ -162,6 +163,7 @@ class SearchOutputItem(WireModel):
     tools: Annotated[list[Loadable], Field(max_length=MOST_TOOLS, fail_fast=True)]
     call_id: CallId | None = None
     execution: Execution | None = None
+    baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     created_by: str | None = None
@@ -280,10 +282,10 @@ def _search_messages(item: SearchCallItem | SearchOutputItem) -> Iterator[Messag
         return
     if isinstance(item, SearchCallItem):
         call = ToolCall(item.call_id, tool_search.NAME, tool_search.arguments_of(item.arguments))
-        yield Message("assistant", (), calls=(call,))
+        yield Message("assistant", (), calls=(call,), labels=labels_on(item))
     else:
         outcome = tool_search.outcome(names_of(item.tools))
-        yield Message("tool", (Text(outcome),), call_id=item.call_id)
+        yield Message("tool", (Text(outcome),), call_id=item.call_id, labels=labels_on(item))
 
 
 def find_loaded_tools(items: Iterable[AnyItem]) -> Iterator[Tool]:
