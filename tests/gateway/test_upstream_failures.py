@@ -116,6 +116,18 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
     assert '"code":"worker_truncated"' in cut.text
 
 
+async def test_no_empty_answer_takes_the_place_of_one_that_broke_off_before_a_caller(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    stub.always("alpha", Reply(chunks=()))
+    stub.always("beta", CUT)
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
+        cut = await client.post("/v1/chat/completions", json=chat_body(stream=True))
+        [run] = (await client.get("/v1/runs")).json()["data"]
+    assert '"code":"worker_truncated"' in cut.text
+    assert run["state"] == "failed"
+
+
 async def _await_end(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
     """A response in the background, once it is over."""
     body: dict[str, Any] = {}

@@ -543,7 +543,9 @@ class Execution:
             await self._append(self._entry(lost_outcomes))
             lost_outcomes = ()
         move = TicketMove(self._ticket.step, "finish", claim=self._work.claim)
-        settled: Fact = self._step_done(failed.n, self._empty) if self._empty is not None else failed
+        settled: Fact = failed
+        if self._empty is not None and not self._was_streamed:
+            settled = self._step_done(failed.n, self._empty)
         await self._write_last_entry(self._entry((*lost_outcomes, settled), move=move))
 
     def _entry(
