@@ -217,15 +217,18 @@ class Health:
         """Return True if the worker's retry budget has room."""
         return self._breaker_of(_key(worker)).within_retry_budget(place, self._monotonic())
 
-    def refusal(self, worker: Worker, seconds_left: float) -> str:
-        """Return the reason why a call that has an alternative should not be made; empty if nothing speaks against it:
-        then it counts as about to be made, as after `choose`."""
+    def objection(self, worker: Worker, seconds_left: float) -> str:
+        """Return the reason why a call that has an alternative should not be made; empty if nothing speaks against
+        it."""
         if seconds_left < self.least_answer_seconds(worker):
             return NO_TIME
-        now = self._monotonic()
-        objection = self._breaker_of(_key(worker)).objection(now)
+        return self._breaker_of(_key(worker)).objection(self._monotonic())
+
+    def refusal(self, worker: Worker, seconds_left: float) -> str:
+        """Return the same as `objection`; if that is empty the call counts as about to be made, as after `choose`."""
+        objection = self.objection(worker, seconds_left)
         if not objection:
-            self._begin(worker, "first", now)
+            self._begin(worker, "first", self._monotonic())
         return objection
 
     def cancel_call(self, worker: Worker, *, extra: bool = False) -> None:

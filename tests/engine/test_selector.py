@@ -1,6 +1,7 @@
 """The selector over the real wiring: what it may choose, what the journal keeps of it, and what it learns."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -319,6 +320,22 @@ async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_ta
         choice = await decision(runtime, await ask(client, model="baton-ultra", labels=[label]))
         assert sorted(choice["candidates"]) == ["answer alpha", "answer beta"]
     assert stub.requests_for("planner") == []
+
+
+async def test_a_model_whose_ejection_is_over_is_asked_for_a_plan_again(
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ejected two hours ago, and no time passes while the arms are drawn."""
+    health, now = runtime.context.health, time.monotonic()
+    monkeypatch.setattr(health, "_monotonic", lambda: now - 7_200.0)
+    health.note_own_call("call_1", runtime.pool.catalog().workers["planner"], "misconfigured", now - 7_200.0, None)
+    monkeypatch.setattr(health, "_monotonic", lambda: now)
+    for _ in range(40):
+        choice = await decision(runtime, await ask(client, model="baton-ultra"))
+        if choice["action"] == "model":
+            break
+    assert choice["action"] == "model"
+    assert stub.requests_for("planner")
 
 
 async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(

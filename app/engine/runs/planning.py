@@ -320,7 +320,7 @@ class Planner:
         model = catalog.workers.get(tier.conductor.worker)
         if model is None or not permits(model, conversation_reading(state)):
             return False
-        return not self._context.health.refusal(model, self._seconds_left(state))
+        return not self._context.health.objection(model, self._seconds_left(state))
 
     def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
