@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from app.core.pool.conductor_versions import ChangeKind, versions_in_force
 from app.core.pool.policy import Overrides
 from app.core.pool.serving import TIER
-from app.core.rating.shadows import notes_from_json, policy_of
+from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.kinds import Kind
 from app.engine.conductors.versions import RequestedChange, check_service, make_change
@@ -32,6 +32,7 @@ from tests.harness.in_process import (
     client_of,
     events,
     finish,
+    limits_with,
     order,
     plan_text,
     pool_text,
@@ -156,6 +157,25 @@ async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> 
             notes = await runtime.context.store.find_learned_state(policy_of("baton-mini"), 0)
             assert notes is not None
             assert notes_from_json(notes.body).since(0.0) == {"served": 1}
+
+
+async def test_a_shadow_has_the_limits_of_its_own_tier_whatever_those_of_what_serves_the_run(tmp_path: Path) -> None:
+    """What serves the run allows it 20 s, and the shadow's tier 30 s; the request has narrowed its money."""
+    tried = '[tiers.baton-mini.shadow]\nshare = 1\ntier = "baton-again"\n'
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        stub.always("delta", Reply(chunks=("From delta.",)))
+        async with running_service(tmp_path, pool(stub, tried)) as runtime:
+            shadows = Shadows(runtime.context, runtime.drivers)
+            await shadows.look()
+            await put(runtime, "promoted", "tier baton-next")
+            _, admitted = await serve_caller(runtime, limits=limits_with(runtime, "baton-mini", usd=123_456))
+            assert admitted["limits"]["seconds"] == 20
+            await shadows.look()
+            shadow = shadow_id(admitted["run"])
+            await await_ended_row(runtime.context.store, shadow)
+            (tried_again,) = bodies_of(await events(runtime, shadow), Kind.ADMITTED)
+            assert (tried_again["limits"]["seconds"], tried_again["limits"]["usd"]) == (30, 123_456)
 
 
 async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(

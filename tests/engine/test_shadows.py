@@ -255,6 +255,18 @@ async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) ->
             assert (row.state, stub.requests_for("gamma")) == ("awaiting_approval", [])
 
 
+async def test_a_run_that_a_fallback_answered_since_nobody_approved_its_plan_gets_no_shadow(tmp_path: Path) -> None:
+    rule = '[tiers.baton-mini.approval]\nworkers = ["alpha"]\nseconds = 0.01\non_expiry = "fallback-plan"\n'
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub) + rule) as (runtime, shadows):
+            run, _ = await answer_one_run(runtime)
+            row = await runtime.context.store.run(run)
+            assert (row.state, row.error) == ("succeeded", None), "beta has answered"
+            await shadows.look()
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({"not_approved": 1}, [])
+
+
 async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path) -> None:
     """Nobody would answer the calls of the shadow's workers."""
     async with ProviderStub() as stub:

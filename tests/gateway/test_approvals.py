@@ -37,6 +37,7 @@ from tests.harness.in_process import (
     events,
     kinds,
     running_service,
+    script_answers,
 )
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -236,6 +237,8 @@ async def test_a_refused_plan_ends_its_run_and_calls_nobody(
     assert (await decide(boss, run, "refuse", reason="No.")).json()["status"] == "refused"
     row = await runtime.context.store.run(run)
     assert (row.state, row.error, stub.requests) == ("failed", "approval_refused", [])
+    counted = runtime.context.telemetry.exposition().decode()
+    assert 'baton_runs_total{outcome="failed",tier="baton-mini"} 1.0' in counted
 
 
 async def test_whoever_asked_does_not_approve(runtime: Runtime, stub: ProviderStub) -> None:
@@ -317,6 +320,22 @@ async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
     await decide(boss, poor, max_usd=0.000001)
     row = await await_ended_row(runtime.context.store, poor)
     assert (row.state, row.cap.usd, row.spent.usd) == ("over_budget", 1, 0)
+
+
+async def test_a_worker_within_the_price_answers_when_nobody_has_approved_a_plan_above_it(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """An answer of beta, the tier's fallback, may cost more than what needs no approval; one of gamma may not."""
+    stub.always("gamma", Reply(chunks=("4.",)))
+    text = pool(stub, 'above_usd = 0.02\nseconds = 0.05\non_expiry = "fallback-plan"')
+    for name in ("alpha", "beta"):
+        worker = WORKER.format(name=name)
+        text = text.replace(worker, worker.replace("output = 2.00", "output = 100.00"))
+    async with running_service(tmp_path, text) as runtime, client_of(runtime) as caller:
+        run = (await waiting(caller))["baton"]["run"]
+        row = await await_ended_row(runtime.context.store, run)
+        assert (row.state, row.error) == ("succeeded", None)
+        assert [request.json["model"] for request in stub.requests] == ["gamma"]
 
 
 async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_without_a_price(
@@ -422,6 +441,35 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     assert (await decide(boss, run, replacements=["gamma"])).json()["decision"]["workers"] == ["gamma"]
     assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
     assert [request.json["model"] for request in stub.requests] == ["gamma"]
+
+
+async def test_a_replay_is_approved_although_the_worker_of_an_output_that_it_keeps_has_changed(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    script_answers(stub)
+    steps = [
+        {"worker": "alpha", "subtask": "Draft it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Answer it.", "access": [0]},
+    ]
+    async with (
+        running_service(tmp_path, pool(stub, 'workers = ["gamma"]')) as runtime,
+        client_of(runtime) as caller,
+        deciding(runtime, *ROLES["operator"]) as boss,
+    ):
+        first = await caller.post("/v1/chat/completions", json=QUESTION | {"baton": {"plan": {"steps": steps}}})
+        kept = first.headers["x-baton-run"]
+        again = await caller.post(f"/v1/runs/{kept}/replay", json={"from_step": 1, "worker": "gamma"})
+        assert again.status_code == 200, again.text
+        run = again.json()["id"]
+        await until(lambda: not len(runtime.drivers))
+        configuration = runtime.pool.configuration
+        workers = configuration.catalog.workers
+        moved = replace(configuration.catalog, workers={**workers, "alpha": replace(workers["alpha"], model="other")})
+        runtime.pool.install(replace(configuration, catalog=seal_catalog(moved)))
+        decided = await decide(boss, run)
+        assert decided.status_code == 200, decided.text
+        assert decided.json()["decision"]["workers"] == ["gamma"]
+        assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
 
 
 @pytest.mark.long

@@ -270,14 +270,15 @@ def outcome_label(state: str, error: str | None) -> str:
     return state
 
 
-def count_run_end(telemetry: Telemetry, state: RunState, seconds: float) -> None:
-    """Note the end of a run; `seconds` is how long it was driven here."""
+def count_run_end(telemetry: Telemetry, state: RunState, seconds: float | None = None) -> None:
+    """Note the end of a run; `seconds` is how long it was driven here, None if it was not."""
     tier, end = state.admitted.tier, state.end
     error = ""
     if end is not None:
         error = end.error
     telemetry.count("baton_runs_total", tier, outcome_label(state.state, error))
-    telemetry.observe("baton_run_seconds", seconds, tier)
+    if seconds is not None:
+        telemetry.observe("baton_run_seconds", seconds, tier)
     if end is not None and end.budget:
         telemetry.count("baton_budget_refusals_total", scope_of(end.budget))
     if state.degraded:

@@ -244,10 +244,10 @@ class _Answer(Struct, frozen=True):
         return unchanged
 
     def _planned_workers(self) -> list[str]:
-        """Return the workers of the plan's steps; a step that opens another workflow has none."""
-        proposals = {proposal.number: proposal for proposal in self.state.all_proposals}
-        steps = self.state.steps_of(proposals[self.question.proposal])
-        return [step.worker for step in steps if step.worker != CONDUCTOR]
+        """Return the workers of the plan's steps; a step that opens another workflow has none, nor has one whose output
+        is that of an earlier run."""
+        steps = self.state.steps_of(self.state.find_proposal(self.question.proposal))
+        return [step.worker for step in steps if step.worker != CONDUCTOR and not step.settled]
 
     def _check_prices(self, workers: Mapping[str, str]) -> None:
         """A worker of unknown price is allowed only where the plan's own price is not known, and the decision names

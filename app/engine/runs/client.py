@@ -412,7 +412,9 @@ class RunClient:
         if not decided.repeated:
             outcome = "approved" if decision.verdict == "approve" else "refused"
             context.telemetry.count("baton_approvals_total", decided.state.admitted.tier, outcome)
-        if not decided.repeated and not decided.state.ended:
+        if not decided.repeated and decided.state.ended:
+            messages.count_run_end(context.telemetry, decided.state)
+        elif not decided.repeated:
             await offer_run(context, decided.state)
         return decided
 

@@ -156,7 +156,7 @@ class Means:
         """Return the worker that answers alone where nothing else was planned: the tier's fallback, or the best worker
         that may read the conversation and for which the run has money and time."""
         usual = self._usual_fallback(state)
-        workers = self._readers(state)
+        workers = self._within_terms(state, self._readers(state))
         if not workers:
             return usual
         paces, seconds_left = self.paces(workers), self.seconds_left(state)
@@ -185,3 +185,15 @@ class Means:
         if terms is None:
             return workers
         return [worker for worker in workers if not approvals.needs_approval(worker, terms)] or workers
+
+    def _within_terms(self, state: RunState, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Return those of these workers whose answer costs no more than needs no approval; all of them if none does."""
+        terms = state.admitted.approval
+        if terms is None or terms.above_usd is None:
+            return workers
+        within = []
+        for worker in workers:
+            price = self.worst_case(state, [Step(worker.name, answers=True)])
+            if price is not None and state.usd + price <= terms.above_usd:
+                within.append(worker)
+        return within or workers

@@ -17,12 +17,13 @@ nobody would answer the shadow's calls.
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from app.core.message.chat import Task
-from app.core.plan.arms import is_arm
+from app.core.plan.arms import is_arm, tier_of
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import LIMITS, Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
@@ -31,8 +32,8 @@ from app.core.pool.rules import Reading
 from app.core.pool.serving import definition
 from app.core.rating.evidence import PolicyState
 from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
-from app.core.run.approvals import EXPIRED, REFUSED
-from app.core.run.events import RunAdmitted, facts
+from app.core.run.approvals import EXPIRED
+from app.core.run.events import Event, RunAdmitted, RunApprovalExpired, RunEnd, RunRefused, facts
 from app.core.run.fold import state_of_admission
 from app.core.run.state import FALLBACK
 from app.engine.calls.step_request import task_of
@@ -173,7 +174,7 @@ class Shadows:
                 return ""
             events = (await self._context.store.journal(run)).events
             admitted = next(facts(events, RunAdmitted))
-            reason = _refusal(spec, row, admitted)
+            reason = _refusal(spec, row, admitted) or _missing_approval(events)
             if reason:
                 return reason
             task = await task_of(self._context.store, run, admitted.task)
@@ -237,10 +238,20 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
         return "opted_out"
     if admitted.served_by == spec.subject:
         return "served"
-    if row.error in (EXPIRED, REFUSED):
-        return "not_approved"
     if row.state == "cancelled":
         return "cancelled"
+    return ""
+
+
+def _missing_approval(events: Sequence[Event]) -> str:
+    """Return `not_approved` if a plan of the run was refused, or not approved in time, also where the run has an answer
+    all the same: that of a fallback, or of the round before."""
+    for event in events:
+        fact = event.fact
+        if isinstance(fact, RunRefused | RunApprovalExpired):
+            return "not_approved"
+        if isinstance(fact, RunEnd) and EXPIRED in (fact.error, fact.stopped):
+            return "not_approved"
     return ""
 
 
@@ -249,6 +260,7 @@ def shadow_order(
 ) -> Order:
     """Return the order of the shadow of a run of this tier."""
     shadow_tier = definition(catalog, tier, spec.subject) or tier
+    live_tier = tier_of(catalog, tier.name, admitted.model, admitted.served_by) or tier
     plan = None
     if spec.worker:
         plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]}
@@ -264,7 +276,7 @@ def shadow_order(
         tier=shadow_tier,
         model=shadow_tier.name,
         effort=effort,
-        limits=_limits(shadow_tier.efforts[effort], tier.efforts.get(admitted.effort), admitted.limits),
+        limits=_limits(shadow_tier.efforts[effort], live_tier.efforts.get(admitted.effort), admitted.limits),
         tenant=row.tenant,
         key=row.key,
         labels=admitted.labels,
@@ -287,7 +299,7 @@ def shadow_order(
 
 def _limits(own: Limits, usual: Limits | None, requested: Limits) -> Limits:
     """Return the limits of a shadow: its tier's own, lowered to those that the request of its origin has narrowed below
-    the `usual` ones of the origin's tier."""
+    the `usual` ones of what served it."""
     if usual is None:
         return own
     narrowed = {}
