@@ -247,19 +247,24 @@ def test_low_traffic_may_retry_a_few_times(place: Place) -> None:
 
 
 def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
-    """They were refused for what was asked of them, or not sent at all: that is no news, and there will be none."""
+    """They were refused for what was asked of them: that is no news, and there will be none."""
     breaker = Breaker()
     for _ in range(FREE_RETRIES):
         breaker = before_call(breaker, "replacement", 0.0)
     for left in range(FREE_RETRIES, 0, -1):
         assert breaker.awaits_scouts(1.0), f"{left} are out"
-        breaker = (
-            after_call(breaker, CallEnd("silent", 0.0, extra=True), now=1.0, chance=0.0)
-            if left > 1
-            else call_not_made(breaker, extra=True)
-        )
+        breaker = after_call(breaker, CallEnd("silent", 0.0, extra=True), now=1.0, chance=0.0)
     assert not breaker.awaits_scouts(1.0)
     assert not breaker.within_retry_budget("replacement", 1.0), "they have cost what they have cost"
+
+
+def test_a_scout_that_is_not_sent_takes_no_place() -> None:
+    breaker = Breaker()
+    for _ in range(FREE_RETRIES):
+        breaker = before_call(breaker, "replacement", 0.0)
+    breaker = call_not_made(breaker, extra=True)
+    assert breaker.within_retry_budget("replacement", 1.0)
+    assert not before_call(breaker, "replacement", 1.0).within_retry_budget("replacement", 1.0)
 
 
 def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:

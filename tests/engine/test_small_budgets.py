@@ -32,7 +32,7 @@ from tests.harness.in_process import (
     script_answers,
     script_plans,
 )
-from tests.stubs import ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply
 from tests.stubs import Usage as Used
 
 DEAR = WORKER.replace("1.00", "10.00").replace("2.00", "20.00").replace("0.50", "5.00")
@@ -163,6 +163,18 @@ async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime
     assert outcome.ended.answer == ANSWERS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
+
+
+async def test_runs_that_cannot_pay_a_worker_do_not_keep_it_from_those_that_can(
+    runtime: Runtime, stub: ProviderStub
+) -> None:
+    stub.always("beta", Fail(status=400))
+    ends = []
+    for usd in (2_000, 2_000, 2_000, 2_000_000):
+        limits = limits_with(runtime, "single", usd=usd)
+        new_order = order(runtime, "single", limits=limits, plan=plan(("beta", "", ["user"])))
+        ends.append((await finish(await runtime.runs.start(new_order))).ended.state.state)
+    assert ends == ["over_budget"] * 3 + ["succeeded"]
 
 
 async def test_a_cheaper_worker_answers_before_a_budget_over_several_runs_refuses(runtime: Runtime) -> None:

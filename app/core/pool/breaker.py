@@ -157,9 +157,9 @@ def before_call(breaker: Breaker, place: Place, now: float) -> Breaker:
 
 def call_not_made(breaker: Breaker, *, extra: bool = False) -> Breaker:
     """Return the breaker after a call that was about to be made is not made, so that the next one may be the probe.
-    `extra` says that it was not to be its step's first."""
+    `extra` says that it was not to be its step's first: then another attempt may come in its place."""
     if extra:
-        breaker = _without_scout(breaker)
+        breaker = replace(_without_scout(breaker), unanswered=max(breaker.unanswered - 1, 0))
     return replace(breaker, probe_until=NEVER)
 
 
