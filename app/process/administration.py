@@ -1,6 +1,6 @@
 """The admin API of a running process. Imported by name where it has a port."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
 from fastapi import FastAPI
@@ -21,16 +21,16 @@ POSTED = "the pool file"
 """The name of a posted pool file in its faults."""
 
 
-def admin_app(runtime: Runtime, *, has_engine: bool) -> FastAPI:
+def admin_app(runtime: Runtime, environ: Mapping[str, str], *, has_engine: bool) -> FastAPI:
     """Return the admin API of this process; `has_engine` says that it calls workers."""
-    return create_admin(admin_context(runtime, has_engine=has_engine))
+    return create_admin(admin_context(runtime, environ, has_engine=has_engine))
 
 
-def admin_context(runtime: Runtime, *, has_engine: bool) -> AdminContext:
+def admin_context(runtime: Runtime, environ: Mapping[str, str], *, has_engine: bool) -> AdminContext:
     """Return the dependencies of the admin API of this process."""
 
     def read_pool(text: str) -> Catalog:
-        return read_catalog_text(text, POSTED)
+        return read_catalog_text(text, POSTED, environ)
 
     def versions(conductor: str) -> Sequence[str]:
         with conductor_servers(runtime.pool.configuration, conductor) as servers:

@@ -112,7 +112,7 @@ async def serve(
             group.create_task(Sealer(runtime.context, log_signers(configuration.settings)).run(stop_runs))
         try:
             if roles.gateway or configuration.settings.metrics_port is not None:
-                await _listen(runtime, roles, stopping, announce)
+                await _listen(runtime, environ, roles, stopping, announce)
             else:
                 announce(
                     Announcement(
@@ -236,7 +236,11 @@ async def _apply_calibration_results(runtime: Runtime, stopping: asyncio.Event) 
 
 
 async def _listen(
-    runtime: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Announcement], None]
+    runtime: Runtime,
+    environ: Mapping[str, str],
+    roles: Roles,
+    stopping: asyncio.Event,
+    announce: Callable[[Announcement], None],
 ) -> None:
     """Serve the API, where this process is a gateway, and probes and metrics where they have a listener of their own;
     until `stopping` is set."""
@@ -252,7 +256,7 @@ async def _listen(
     admin = None
     if roles.gateway and settings.admin_port is not None:
         make_admin_app: Callable[..., FastAPI] = resolve_name(ADMIN)
-        app = make_admin_app(runtime, has_engine=roles.dispatcher)
+        app = make_admin_app(runtime, environ, has_engine=roles.dispatcher)
         has_people = settings.oidc_issuer is not None
         console = Console(
             app,

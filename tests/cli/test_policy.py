@@ -65,6 +65,23 @@ def test_a_missing_pool_file_is_named_without_a_setting_that_names_another(tmp_p
     assert (result.status, "none.toml" in result.err, "BATON_POOL" in result.err) == (2, True, False), result.err
 
 
+def test_a_pool_file_is_read_with_the_addresses_and_the_conductor_of_the_environment(tmp_path: Path) -> None:
+    text = SMALL_POOL.replace('format = "rehearsal"', 'format = "openai"\nkey = "HOUSE_KEY"')
+    text += 'conductor = { kind = "model", worker = "conductor" }\n'
+    (tmp_path / "pool.toml").write_text(text)
+    more = {
+        "REHEARSAL_BASE_URL": "http://house:8000/v1",
+        "HOUSE_KEY_FILE": "/run/secrets/of-another-machine",
+        "BATON_CONDUCTOR_URL": "http://vllm:8000/v1",
+        "BATON_CONDUCTOR_MODEL": "qwen",
+    }
+    check = baton(tmp_path, "policy", "check", "pool.toml", "--json", **more)
+    assert check.status == 0, check.err
+    assert baton(tmp_path, "policy", "diff", "pool.toml", "pool.toml", **more).status == 0
+    (unlabelled, *_) = json.loads(check.out)["shown"]
+    assert unlabelled["recipients"] == ["sage", "scribe", "conductor (conductor)"]
+
+
 def test_a_new_declassifier_is_a_widening(tmp_path: Path) -> None:
     old = SMALL_POOL.replace('model = "scribe"\nclearance = ["secret"]', 'model = "scribe"')
     (tmp_path / "old.toml").write_text(old)

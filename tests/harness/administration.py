@@ -49,7 +49,7 @@ class AdminStandIn:
         self.gateway = replace(self.stand_in.context, store=self.store, catalog=lambda: CONDUCTED)
         self.context = AdminContext(
             self.gateway,
-            read_pool=lambda text: read_catalog_text(text, "the pool file"),
+            read_pool=lambda text: read_catalog_text(text, "the pool file", {}),
             versions=lambda _conductor: self.served,
             people=PEOPLE,
             state=lambda worker: "open" if worker.name == "beta" else "closed",

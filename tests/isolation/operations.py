@@ -105,7 +105,7 @@ async def play(
     """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
-    app, admin = lent_app(runtime.gateway), admin_app(runtime, has_engine=True)
+    app, admin = lent_app(runtime.gateway), admin_app(runtime, {}, has_engine=True)
     routes = [*routes_of(app), *routes_of(admin, "/admin/v1/")]
     requests = [(route, EVERY_REQUEST[route]) for route in routes]
     report = Report()

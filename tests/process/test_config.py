@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.pool.catalog import Evaluation
 from app.errors import ConfigInvalid
-from app.process.config import Configuration, configure, describe, load, pepper, read, reload
+from app.process.config import Configuration, configure, describe, load, pepper, read, read_catalog, reload
 from app.process.config.entries import EFFORTS
 from app.process.config.known import known_providers
 from app.process.config.lines import line_numbers, line_of
@@ -477,6 +477,16 @@ def test_a_file_may_name_the_conductor_of_the_environment(tmp_path: Path) -> Non
     tiers = configure(environ | {"BATON_CONDUCTOR_MODEL": "qwen"}).catalog.tiers
     assert tiers["baton-ultra"].conductor.worker == "conductor"
     assert tiers["baton-ultra"].pool == ("small", "large")
+
+
+def test_another_file_is_read_as_this_environment_would_have_it(tmp_path: Path) -> None:
+    """So that the file in force, compared with itself, shows nothing to anybody new."""
+    environ = write_pool(tmp_path, GOOD.replace('worker = "large"', 'worker = "conductor"'))
+    environ |= {"BATON_CONDUCTOR_URL": "http://127.0.0.1:8001/v1", "BATON_CONDUCTOR_MODEL": "qwen"}
+    environ |= {"OPENAI_BASE_URL": "https://openai.internal/v1"}
+    in_force = configure(environ).catalog
+    del environ["OPENAI_API_KEY"]
+    assert read_catalog(Path(environ["BATON_POOL"]), environ).digest == in_force.digest
 
 
 def test_settings_defaults_and_values() -> None:

@@ -22,12 +22,12 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     if args.verb == "check":
         if args.file:
-            return _check(read_catalog(Path(args.file)), as_json=args.json)
+            return _check(read_catalog(Path(args.file), environ), as_json=args.json)
         return _check(configure(environ).catalog, as_json=args.json)
     if args.verb == "diff":
-        changes = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
+        changes = list(widenings(read_catalog(Path(args.old), environ), read_catalog(Path(args.new), environ)))
         return _diff(changes, as_json=args.json)
-    settings, catalog = read(environ), read_catalog(Path(args.file))
+    settings, catalog = read(environ), read_catalog(Path(args.file), environ)
     storage.print_database(settings)
     return _print_trial(event_loop.run(_try_policy(settings, catalog, args.start(now()))), as_json=args.json)
 

@@ -1,7 +1,7 @@
 """Configuration: read once at start-up from the environment and one pool file, and converted to core types.
 
     configure(environ) -> Configuration ..... reads everything; called by `baton` at its start
-    read_catalog(path) ...................... any pool file, without its secrets
+    read_catalog(path, environ) ............. any pool file, without its secrets
     reload(previous, environ) ............... reads pool and secrets again; if they have faults, those in force stay
     describe(settings), peppers(settings) ... for `baton config`, and for the hashes of API keys
 
@@ -24,6 +24,7 @@ from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import read_shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merge_entries, parse, secret_names
+from app.process.config.secret_files import SUFFIX
 from app.process.config.settings import (
     SettingLine,
     Settings,
@@ -114,14 +115,19 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:
     )
 
 
-def read_catalog(path: Path) -> Catalog:
+def read_catalog(path: Path, environ: Mapping[str, str]) -> Catalog:
     """Read the catalog of any pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
-    return read_catalog_text(_read_text(path, "the name of the pool file"), str(path))
+    return read_catalog_text(_read_text(path, "the name of the pool file"), str(path), environ)
 
 
-def read_catalog_text(text: str, source: str) -> Catalog:
-    """Read the catalog of the text of a pool file, which faults call `source`. Raises `ConfigInvalid`."""
-    return parse(text, source, dict.fromkeys(secret_names(text), "none:none")).catalog
+def read_catalog_text(text: str, source: str, environ: Mapping[str, str]) -> Catalog:
+    """Read the catalog of the text of a pool file, which faults call `source`, with the addresses and the conductor
+    that the environment gives it. Raises `ConfigInvalid`."""
+    variables = dict(environ)
+    for name in secret_names(text):
+        variables[name] = "none:none"
+        variables.pop(name + SUFFIX, None)
+    return parse(text, source, variables, conductor_entries(read(environ))).catalog
 
 
 def reload(previous: Configuration, environ: Mapping[str, str]) -> tuple[Configuration, tuple[str, ...]]:
