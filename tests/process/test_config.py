@@ -541,6 +541,14 @@ def test_secrets_are_masked() -> None:
     assert all(row.meaning for row in rows.values())
 
 
+@pytest.mark.parametrize("password", ["hunter2/hunter3", "hunter2#hunter3", "hunter2?hunter3", "hunter2/hunter3@h"])
+def test_a_password_that_is_not_percent_encoded_is_masked_as_well(password: str) -> None:
+    """SQLAlchemy takes a password with a slash, a question mark or a hash sign as it is."""
+    settings = read({"BATON_DATABASE_URL": f"postgresql://baton:{password}@db/baton?sslmode=require"})
+    (row,) = [row for row in describe(settings) if row.name == "BATON_DATABASE_URL"]
+    assert row.value == "postgresql://baton:********@db/baton?sslmode=********"
+
+
 WEBHOOK_SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
 
 

@@ -761,6 +761,9 @@ def _without_password(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
+    if "@" not in parts.netloc and ":" in parts.netloc and "@" in url:  # a "/", "?" or "#" of the password ends it
+        user, _, _ = parts.netloc.partition(":")
+        return _without_password(f"{parts.scheme}://{user}:{HIDDEN}@{url.rpartition('@')[2]}")
     if "@" not in parts.netloc and not parts.query:
         return url
     login, at, host = parts.netloc.rpartition("@")
