@@ -109,10 +109,11 @@ async def test_log_probabilities_that_nobody_tells_are_refused_by_name(stub: Pro
         assert (await ask(client)).status_code == 200
 
 
-async def test_what_a_format_cannot_take_is_noted_with_the_call(stub: ProviderStub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [4, 0])
+async def test_what_a_format_cannot_take_is_noted_with_the_call(stub: ProviderStub, tmp_path: Path, seed: int) -> None:
     pool = pool_text(stub).replace("options = {", 'options = { ignore = "logit_bias,seed",')
     async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
-        body = (await ask(client, logit_bias={"1": 5}, seed=4)).json()
+        body = (await ask(client, logit_bias={"1": 5}, seed=seed)).json()
         events = (await client.get(f"/v1/runs/{body['baton']['run']}/events")).json()["data"]
     intents = {event["body"]["worker"]: event["body"] for event in events if event["kind"] == "call.intended"}
     assert intents["beta"]["ignored"] == ["logit_bias", "seed"]

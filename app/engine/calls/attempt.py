@@ -384,7 +384,7 @@ class Attempt:
     def build_intent(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
         unsupported = sorted(self._provider.unsupported | self.worker.drops)
-        ignored = tuple([name for name in unsupported if getattr(self._request.sampling, name)])
+        ignored = tuple([name for name in unsupported if getattr(self._request.sampling, name) not in (None, ())])
         disclosed = self._purpose.disclosed
         return CallIntended(
             call=self.call,
