@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.message.chat import Form, Message, Task, Text
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness.in_process import events, finish, order, plan, pool_text, running_service
+from tests.harness.in_process import bodies_of, events, finish, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 POINT = {
@@ -47,6 +48,15 @@ async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: Provide
     assert "not JSON" in contents[-1]
     calls = [event.body for event in await events(runtime, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]
     assert calls[1]["repairs"] == calls[0]["call"]
+
+
+async def test_a_whole_answer_off_form_without_usage_costs_what_it_likely_cost(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", replace(BAD, usage=None), GOOD)
+    outcome = await finish(await runtime.runs.start(order_of(runtime, LOOSE)))
+    first, _ = [body["usage"] for body in bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)]
+    assert (first["output"], first["estimated"]) == (2, True)
 
 
 async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, runtime: Runtime) -> None:

@@ -615,7 +615,7 @@ class Attempt:
         if self.reply.end is not None and self.reply.end.usage is not None:
             return self.reply.end.usage
         written = self.reply.written
-        if self.outcome == "ok" and not self._out_of_time:
+        if self.reply.end is not None and not self._out_of_time:
             return policy.estimate_usage(self._request.messages, written)
         if self._deadlines_given is None:
             return Usage()
