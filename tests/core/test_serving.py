@@ -63,6 +63,16 @@ def test_an_approval_is_the_tiers_own_or_else_the_subjects() -> None:
         assert tier.approval == expected
 
 
+@pytest.mark.parametrize("rule", [ApprovalRule(workers=("c",)), ApprovalRule(providers=("p",))])
+def test_no_subject_whose_conductor_the_tiers_approval_names(rule: ApprovalRule) -> None:
+    """It would read the task before anybody can approve a plan."""
+    careful = replace(OWN, approval=rule)
+    pool = replace(POOL, tiers={"own": careful, "next": NEXT})
+    assert serve_tier(pool, careful, "tier next") is None
+    assert objection(pool, "own", "tier next").startswith("c, which reads its tasks before a plan can be approved,")
+    assert serve_tier(pool, careful, "worker c") is not None, "its plan is approved before it is called"
+
+
 def test_a_worker_answers_alone_and_once() -> None:
     tier = serve_tier(POOL, OWN, "worker c")
     assert tier is not None

@@ -63,6 +63,18 @@ async def test_another_model_conducts(client: httpx.AsyncClient, stub: ProviderS
     assert len(stub.requests_for("planner")) == before
 
 
+async def test_no_model_conducts_that_reads_nothing_without_an_approval(stub: ProviderStub, tmp_path: Path) -> None:
+    """A conductor reads the task before anybody can approve a plan."""
+    gated = '\n[tiers.baton-ultra.approval]\nworkers = ["beta"]\n[tiers.baton-mini.approval]\nproviders = ["stub"]\n'
+    async with running_service(tmp_path, pool_text(stub) + SWITCH + gated) as runtime, client_of(runtime) as client:
+        listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+        for model in ("baton-ultra:conductor:beta", "baton-mini:conductor:gamma"):
+            assert (await ask(client, model))["error"]["code"] == "model_not_found"
+            assert model not in listed
+        assert CONDUCTED in listed
+    assert not stub.requests
+
+
 @pytest.mark.long
 async def test_a_random_plan_is_drawn_anew_for_each_run_and_is_valid(client: httpx.AsyncClient) -> None:
     runs = await asyncio.gather(*(ask(client, "baton-ultra:random") for _ in range(6)))

@@ -68,7 +68,9 @@ def list_arm_ids(catalog: Catalog, tier: Tier) -> Iterator[str]:
         yield f"{tier.name}:static:pev"
     own = tier.conductor
     conductors = {name: None for name in (own.worker, *catalog.evaluation.conductors) if name is not None}
-    yield from (f"{tier.name}:conductor:{name}" for name in conductors if (own.kind, own.worker) != ("model", name))
+    for name in conductors:
+        if (own.kind, own.worker) != ("model", name) and not _needs_approval(catalog, tier, name):
+            yield f"{tier.name}:conductor:{name}"
     yield f"{tier.name}:random"
 
 
@@ -121,7 +123,8 @@ def _use_model_as_conductor(catalog: Catalog, tier: Tier, worker: str) -> Tier |
     """Return the tier with this model as its conductor: it conducts as it does for the tier whose conductor it is, if
     there is one, else as this tier's own does. It reads the task, so it is not just any worker."""
     own = tier.conductor
-    if worker not in {*tier.pool, own.worker, *catalog.evaluation.conductors}:
+    may_conduct = worker in {*tier.pool, own.worker, *catalog.evaluation.conductors}
+    if not may_conduct or _needs_approval(catalog, tier, worker):
         return None
     for known_tier in (tier, *catalog.tiers.values()):
         conductor = known_tier.conductor
@@ -130,3 +133,9 @@ def _use_model_as_conductor(catalog: Catalog, tier: Tier, worker: str) -> Tier |
     if own.kind != "model":
         own = ConductorSpec("model")
     return replace(tier, conductor=replace(own, worker=worker))
+
+
+def _needs_approval(catalog: Catalog, tier: Tier, worker: str) -> bool:
+    """Return True if the tier has somebody approve a plan before this worker is called: as a conductor it would read
+    the task before there is a plan."""
+    return tier.approval is not None and tier.approval.names(catalog.workers[worker])

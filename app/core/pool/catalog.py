@@ -581,6 +581,10 @@ class ApprovalRule(Struct, frozen=True):
     on_expiry: OnExpiry = "refuse"
     four_eyes: bool = True
 
+    def names(self, worker: Worker) -> bool:
+        """Return True if a plan needs an approval before this worker is called, because it or its provider is named."""
+        return worker.name in self.workers or worker.provider in self.providers
+
 
 REQUESTED, TIER = "requested", "tier"
 """The reasons for which every plan of a run needs an approval: its request asks for it, or its tier does."""

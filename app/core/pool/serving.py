@@ -42,9 +42,25 @@ def objection(catalog: Catalog, tier: str, subject: str) -> str:
     worker = catalog.workers.get(name) if kind == "worker" else None
     if worker is not None and catalog.providers[worker.provider].format == "embeddings":
         return f"the worker {name} makes embeddings and cannot answer; name another one"
-    if definition(catalog, catalog.tiers[tier], subject) is None:
+    other = definition(catalog, catalog.tiers[tier], subject)
+    if other is None:
         others = ", ".join(name for name in catalog.tiers if name != tier)
         return f"the pool file has no {subject}; its other tiers are: {others or 'none'}"
+    reader = _reader_before_approval(catalog, catalog.tiers[tier], other)
+    if reader:
+        return f"{reader}, which reads its tasks before a plan can be approved, is named by the approval of {tier}"
+    return ""
+
+
+def _reader_before_approval(catalog: Catalog, tier: Tier, other: Tier) -> str:
+    """Return a worker that the tier's approval names and that would read its tasks before there is a plan to approve,
+    because it conducts or makes embeddings for the other definition; empty if there is none."""
+    readers = [other.conductor.worker]
+    if other.conductor.selector is not None:
+        readers.append(other.conductor.selector.embedder)
+    for name in readers:
+        if name is not None and tier.approval is not None and tier.approval.names(catalog.workers[name]):
+            return name
     return ""
 
 
@@ -72,9 +88,10 @@ def definition_of(catalog: Catalog, tier: str, subject: str) -> Tier | None:
 
 def serve_tier(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     """Return the tier as it is while the subject serves it: under its own name and with its own levels of effort,
-    within the limits of both. None if the pool file does not have the subject."""
+    within the limits of both. None if the pool file does not have the subject, or if somebody whom the tier's approval
+    names would read the task before."""
     other = definition(catalog, tier, subject)
-    if other is None:
+    if other is None or _reader_before_approval(catalog, tier, other):
         return None
     usual = other.efforts[other.effort]
     efforts = {level: within(limits, other.efforts.get(level, usual)) for level, limits in tier.efforts.items()}
