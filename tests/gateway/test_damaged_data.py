@@ -90,6 +90,19 @@ async def test_a_damaged_run_is_left_out_of_figures_over_many(runtime: Runtime, 
     assert plan.status_code == 200, "its estimate is made from past runs"
 
 
+@pytest.mark.parametrize("kind", ["run.admitted", "plan.opened", "call.finished"])
+async def test_a_damaged_run_hides_no_other_in_lists_and_in_the_overview(
+    runtime: Runtime, tmp_path: Path, kind: str
+) -> None:
+    async with client_of(runtime) as client:
+        damaged, whole = [(await ask(client)).json()["baton"]["run"] for _ in range(2)]
+        change(tmp_path, f"UPDATE events SET {CHANGES[1]} WHERE run = '{damaged}' AND kind = '{kind}'")
+        listed = await client.get("/v1/runs?include=workers&include=preview")
+        overview = await client.get("/v1/overview")
+    assert (listed.status_code, overview.status_code) == (200, 200)
+    assert {run["id"]: run["workers"] for run in listed.json()["data"]} == {damaged: ["alpha"], whole: ["alpha"]}
+
+
 @pytest.mark.long
 async def test_a_plan_that_cannot_be_read_hides_no_other_plan_that_waits(stub: ProviderStub, tmp_path: Path) -> None:
     """Read by another process than the one that wrote the plans, which still knows them."""

@@ -22,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.types import LargeBinary
 
 from app.core.message.chat import BEGINNING
+from app.store.rows.runs import parse_object
 from app.store.sqlkit.sealing import MAGIC, Decrypt, place_of
 from app.store.sqlkit.tables import CONTENTS, EVENTS, SHARED_CONTENTS
 
@@ -106,19 +107,10 @@ def _tasks_of_runs(conn: Connection, runs: Collection[str]) -> dict[str, str]:
     admissions = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(sorted(runs)), EVENTS.c.seq == 1)
     refs: dict[str, str] = {}
     for run, body in conn.execute(admissions):
-        admission = _parse_object(body)
+        admission = parse_object(body)
         if "task" in admission:
             refs[run] = admission["task"]
     return refs
-
-
-def _parse_object(body: bytes) -> dict[str, Any]:
-    """Return a JSON object; an empty one for other bytes."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _patterns(users: Collection[str]) -> list[bytes]:
@@ -150,7 +142,7 @@ def _users_of_task(body: bytes) -> set[str]:
 
     It may be an output of a worker's, so nothing is known of the types of its values.
     """
-    value = _parse_object(body)
+    value = parse_object(body)
     if "messages" not in value:
         return set()
     names = [value.get("user")]

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
 from sqlalchemy import Column, ColumnElement, Connection, Integer, case, cast, func, select
 
 from app.core.run.events import Kind
 from app.store.protocol import CallGroup, EjectedWorker, Period, RunFigures, RunGroup
-from app.store.rows.runs import GOOD
+from app.store.rows.runs import GOOD, parse_object
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, RUNS
 
 FIRST_RUNS: Final = 300
@@ -115,7 +114,7 @@ def _newest(conn: Connection, ours: Conditions) -> Sequence[str]:
 def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
     is_outcome = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.CALL_FINISHED.value)
     bodies = conn.execute(select(EVENTS.c.body).where(*is_outcome)).scalars()
-    seconds_of_calls = [float(orjson.loads(body).get("first") or 0.0) for body in bodies]
+    seconds_of_calls = [float(parse_object(body).get("first") or 0.0) for body in bodies]
     return tuple([duration for duration in seconds_of_calls if duration > 0])
 
 
@@ -124,7 +123,7 @@ def _find_ejected_workers(conn: Connection, runs: Sequence[str]) -> tuple[Ejecte
     rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*is_opening).order_by(EVENTS.c.at))
     latest: dict[str, EjectedWorker] = {}
     for run, at, body in rows:
-        for worker, reason in (orjson.loads(body).get("ejected") or {}).items():
+        for worker, reason in (parse_object(body).get("ejected") or {}).items():
             latest[worker] = EjectedWorker(worker, reason, run, float(at))
     return tuple([latest[worker] for worker in sorted(latest)])
 

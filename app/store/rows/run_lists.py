@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from sqlalchemy import Connection, func, select
 
 from app.core.run.recipients import RecipientKind
 from app.store.protocol import Period, RunDetails, RunFigures, RunQuery
 from app.store.rows.run_figures import figures
-from app.store.rows.runs import conditions_of
+from app.store.rows.runs import conditions_of, parse_object
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, RUNS
 
 EXECUTING: tuple[RecipientKind, ...] = ("worker", "shadow")
@@ -58,7 +57,7 @@ def _details(conn: Connection, names: Sequence[str]) -> dict[str, RunDetails]:
     admissions = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(names), EVENTS.c.seq == 1)
     details: dict[str, RunDetails] = {}
     for run, body in conn.execute(admissions):
-        details[run] = RunDetails(tuple(workers[run]), is_preview=bool(orjson.loads(body).get("preview")))
+        details[run] = RunDetails(tuple(workers[run]), is_preview=bool(parse_object(body).get("preview")))
     return details
 
 

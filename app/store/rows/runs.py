@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
 from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
@@ -125,6 +126,15 @@ def step_input(statements: Statements, name: str, after: int, decrypt: Decrypt) 
     if statements.step_input is None:
         return partial(_read_step_input, statements=statements, name=name, after=after, decrypt=decrypt)
     return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name, decrypt))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Return a JSON object; an empty one for other bytes, as a damaged event may have."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _only(rows: Sequence[Row]) -> RunRow:
