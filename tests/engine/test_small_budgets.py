@@ -12,6 +12,7 @@ from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Kind
+from app.engine.calls import step_request
 from app.engine.runs.means import Means
 from app.engine.steps import execution
 from app.process.wiring import Runtime
@@ -163,6 +164,18 @@ async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime
     assert outcome.ended.answer == ANSWERS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
+
+
+async def test_a_rate_limit_is_waited_for_where_the_other_worker_cannot_be_paid(
+    runtime: Runtime, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_request, "MOST_BACKOFF_SECONDS", 0.05)  # so that the limit is longer than a mere pause
+    stub.script("beta", Fail(status=429, retry_after=0.1))
+    limits = limits_with(runtime, "single", usd=2_000)
+    new_order = order(runtime, "single", limits=limits, plan=plan(("beta", "", ["user"])))
+    outcome = await finish(await runtime.runs.start(new_order))
+    assert outcome.ended.answer == ANSWERS["beta"]
+    assert [request.model for request in stub.requests] == ["beta", "beta"]
 
 
 async def test_runs_that_cannot_pay_a_worker_do_not_keep_it_from_those_that_can(

@@ -322,11 +322,16 @@ class Candidates:
                 return True
         return False
 
+    @property
+    def has_only_rate_limited(self) -> bool:
+        """Return True if only workers are left whose rate limits have to be waited for."""
+        return not self._workers and bool(self._set_aside) and self._attempts_left > 0
+
     def take_pause(self, seconds_left: float) -> float:
         """Return the seconds to wait before asking again; 0: `choose` now. Each pause is given once. `seconds_left` are
         the run's seconds."""
         backoff, self._backoff_seconds = self._backoff_seconds, 0.0
-        if not self._workers and self._attempts_left > 0:
+        if self.has_only_rate_limited:
             return self._wait_for_rate_limit(seconds_left)
         is_first_call = not self._tries  # which never lacks the retry budget
         if backoff or is_first_call or self._attempts_left <= 0 or self._seconds_for_others <= 0:
@@ -364,13 +369,14 @@ class Candidates:
 
     def _wait_for_rate_limit(self, seconds_left: float) -> float:
         """Return the seconds until the first rate limit is over, if that leaves time for an answer; its worker is
-        called then."""
+        called then. If none does, they are left out."""
         next_worker = None
         most_left = 0.0
         for worker, left_then in self._set_aside.values():
             if left_then > max(self._health.least_answer_seconds(worker), most_left):
                 next_worker, most_left = worker, left_then
         if next_worker is None:
+            self._set_aside = {}
             return 0.0
         del self._set_aside[next_worker.name]
         self._workers = [next_worker]

@@ -367,6 +367,8 @@ class Execution:
             await self._fail(StepFailed(n, EXPIRED), lost_outcomes)
             return None
         attempt = self._affordable(basis, seconds_left)
+        if isinstance(attempt, WorkerChoice) and basis.candidates.has_only_rate_limited:  # the others cannot be paid
+            return await self._next_attempt(basis, lost_outcomes, refusals)
         if isinstance(attempt, WorkerChoice):
             await self._fail(self._without_worker(basis, attempt, seconds_left), lost_outcomes)
             return None
