@@ -10,7 +10,17 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.pool.catalog import Evaluation
 from app.errors import ConfigInvalid
-from app.process.config import Configuration, configure, describe, load, pepper, read, read_catalog, reload
+from app.process.config import (
+    Configuration,
+    configure,
+    describe,
+    load,
+    pepper,
+    read,
+    read_catalog,
+    read_catalog_text,
+    reload,
+)
 from app.process.config.entries import EFFORTS
 from app.process.config.known import known_providers
 from app.process.config.lines import line_numbers, line_of
@@ -477,6 +487,14 @@ def test_a_file_may_name_the_conductor_of_the_environment(tmp_path: Path) -> Non
     tiers = configure(environ | {"BATON_CONDUCTOR_MODEL": "qwen"}).catalog.tiers
     assert tiers["baton-ultra"].conductor.worker == "conductor"
     assert tiers["baton-ultra"].pool == ("small", "large")
+
+
+@pytest.mark.parametrize("text", [f"[tiers.x]\nlimits.usd = {'9' * 5_000}", f"pool = {'[' * 5_000}{']' * 5_000}"])
+def test_a_file_that_python_cannot_read_has_a_fault(text: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        read_catalog_text(text, "the pool file", {})
+    (fault,) = refused.value.faults
+    assert fault.startswith("the pool file:1: not valid TOML: ")
 
 
 def test_another_file_is_read_as_this_environment_would_have_it(tmp_path: Path) -> None:

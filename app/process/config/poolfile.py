@@ -84,10 +84,22 @@ class Faults:
 def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str, Any] | None = None) -> Pool:
     """Read the pool of a file's text. `extra` holds entries that are added unless the file has one of that name."""
     try:
-        document = tomllib.loads(text, parse_float=Decimal)
+        document = _load(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([_syntax(source, str(error))]) from None
     return build(merge_entries(document, extra or {}), Faults(source, lines.line_numbers(text)), environ)
+
+
+def _load(text: str) -> dict[str, Any]:
+    """Return the tables of a text. Raises `TOMLDecodeError`, also for what only Python cannot read."""
+    try:
+        return tomllib.loads(text, parse_float=Decimal)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise tomllib.TOMLDecodeError("a number has too many digits") from None
 
 
 def merge_entries(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,7 +378,7 @@ def endpoint_secret(provider: str, endpoint: str) -> str:
 def secret_names(text: str) -> set[str]:
     """Return the variables that a pool file names for its secrets; none if it is not valid TOML."""
     try:
-        providers = tomllib.loads(text).get("providers", {})
+        providers = _load(text).get("providers", {})
     except tomllib.TOMLDecodeError:
         return set()
     tables = []
