@@ -84,12 +84,15 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         "Of the answer. Only workers whose provider has the option `logprobs` may take part; without one, a 400."
     ),
     "top_logprobs": _honour("0 to 20, with `logprobs`; 0 asks for nothing."),
-    "reasoning_effort": _honour("The tier's limits for that effort, or for the nearest lower one that it has."),
+    "reasoning_effort": _honour(
+        "The tier's limits for that effort; where the pool file has none for it, those of the nearest one that it has, "
+        "the lower of two. `none` counts as `minimal`."
+    ),
     "user": _honour("Kept with the task."),
     "metadata": _honour("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
     "baton": _honour(
         "Baton's extension: budget, pool, labels (which messages and parts may have, too), plan, stream_steps, "
-        "on_disconnect, explore, shadow."
+        "on_disconnect, explore, shadow, approval."
     ),
     # Tools and formats of the answer.
     "tools": _honour(

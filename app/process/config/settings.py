@@ -206,7 +206,8 @@ class Settings(BaseModel):
         description="Runs that may wait for an engine; beyond, tenants that have their share of them get a 429.",
     )
     key_limits: str = Field(
-        default="", description="Rate limits of a key that has none of its own: rpm=60, tpm=100000, concurrency=8."
+        default="",
+        description="Rate limits of a key, each where it has none of its own: rpm=60, tpm=100000, concurrency=8.",
     )
     tenant_limits: str = Field(
         default="", description="Rate limits of each tenant, over all of its keys, written as BATON_KEY_LIMITS."
