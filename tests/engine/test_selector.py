@@ -1,9 +1,11 @@
 """The selector over the real wiring: what it may choose, what the journal keeps of it, and what it learns."""
 
 import asyncio
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,23 @@ async def test_ratings_are_learned_once_and_signs_and_labels_never(runtime: Runt
     await runtime.ratings.learn(tier, spec_of(tier))
     assert (await decision(runtime, await ask(client)))["version"] == version
     assert runtime.context.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
+
+
+@pytest.mark.parametrize("damage", ["body = 'no json'", "body = '{}'"])
+async def test_a_rated_run_that_is_damaged_keeps_nobody_from_learning(
+    stub: ProviderStub, tmp_path: Path, damage: str
+) -> None:
+    workers = "".join([WORKER.format(name=name) for name in ("planner", "alpha", "beta", "gamma")])
+    text = POOL.format(url=stub.vllm_url, workers=workers)
+    async with running_service(tmp_path, text, audits=False) as runtime, client_of(runtime) as client:
+        tier = runtime.pool.catalog().tiers["baton-mini"]
+        damaged, whole = await ask(client), await ask(client)
+        for run in (damaged, whole):
+            await client.post(f"/v1/runs/{run}/feedback", json={"score": 1})
+        with closing(sqlite3.connect(tmp_path / "baton.db", timeout=30)) as database, database:
+            database.execute(f"UPDATE events SET {damage} WHERE run = '{damaged}' AND kind = 'plan.opened'")
+        await runtime.ratings.learn(tier, spec_of(tier))
+        assert 'baton_selector_ratings{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition().decode()
 
 
 async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runtime, client: httpx.AsyncClient) -> None:

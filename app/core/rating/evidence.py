@@ -25,7 +25,7 @@ from app.core.plan.templates import (
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
-from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
+from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts, read_facts
 
 ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
 """The kinds of events from which the arm that was played is read."""
@@ -63,7 +63,9 @@ def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
 
 
 def find_features_ref(events: Sequence[Event]) -> str:
-    """Return the ref of the content that holds the request's features; empty where nothing was decided."""
+    """Return the ref of the content that holds the request's features; empty where nothing was decided. Raises
+    `EventMalformed` if one of the events cannot be read."""
+    read_facts(events)
     decided = decision(events)
     if decided is None:
         return ""

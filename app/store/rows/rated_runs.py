@@ -1,18 +1,22 @@
 """Reads of rated runs for learners, and rows of what they learned: one numbered body for each policy."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Row, func, select, update
 
 from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import COPIES
+from app.errors import EventMalformed
 from app.store.rows import content, feedback
 from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS, insert_into
 
 FindRef = Callable[[Sequence[Event]], str]
+"""Finds a ref in the events of a run. Raises `EventMalformed` for an event that cannot be read."""
 
 
 def find(
@@ -21,31 +25,46 @@ def find(
     """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
     returns.
 
-    Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
+    Shadows and replays are left out: they repeat the task of another run, from which the tier learns already. So are
+    runs of which an event cannot be read.
     """
     names = sorted({rating.run for rating in ratings})
     counts = func.coalesce(RUNS.c.origin_kind, "").not_in(COPIES)
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
-    events: dict[str, list[Event]] = {name: [] for name in names}
-    kind_names = [kind.value for kind in kinds]
-    query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(kind_names))
-    for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
-        events[run].append(Event.stored(run, seq, kind, at, body))
+    events, refs = _events_and_refs(conn, names, kinds, find_ref)
     ratings_by_run: dict[str, list[Feedback]] = {name: [] for name in names}
     for rating in feedback.of_all(conn, names):
         ratings_by_run[rating.run].append(rating)
-    bodies = content.one_of_each(conn, [(run, find_ref(run_events)) for run, run_events in events.items()], decrypt)
+    bodies = content.one_of_each(conn, refs, decrypt)
     rated = []
     for rating in ratings:
         run = rating.run
         row = rows.get(run)
-        if row is None:
+        if row is None or run not in events:
             continue
         is_success = row.state == "succeeded" and not row.degraded
         facts = (tuple(ratings_by_run[run]), tuple(events[run]), bodies.get(run))
         rated.append(RatedRun(rating, row.tier, is_success, row.spent_usd, *facts))
     return tuple(rated)
+
+
+def _events_and_refs(
+    conn: Connection, names: Sequence[str], kinds: Sequence[Kind], find_ref: FindRef
+) -> tuple[dict[str, list[Event]], list[tuple[str, str]]]:
+    """Return the events of these kinds by run, and the run and the ref of each content; without damaged runs."""
+    rows: dict[str, list[Row[Any]]] = {name: [] for name in names}
+    query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_([kind.value for kind in kinds]))
+    for row in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
+        rows[row.run].append(row)
+    events: dict[str, list[Event]] = {}
+    refs: list[tuple[str, str]] = []
+    for run, run_rows in rows.items():
+        with suppress(EventMalformed):
+            run_events = [Event.stored(*row) for row in run_rows]
+            refs.append((run, find_ref(run_events)))
+            events[run] = run_events
+    return events, refs
 
 
 def find_latest(conn: Connection, policy: str, after: int) -> PolicyState | None:
