@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from app.core.message.chat import Piece
 from app.core.pool import breaker
-from app.core.pool.breaker import Breaker, State, Verdict
+from app.core.pool.breaker import PROBING, Breaker, State, Verdict
 from app.core.pool.catalog import Deadlines, EndpointSpec
 from app.errors import WorkerError
 from app.providers.faults import VERDICTS
@@ -75,7 +75,7 @@ class Endpoints:
     def choose(self) -> "ChosenProvider":
         """Return the provider with the endpoint for the next call, which counts as in flight from now on."""
         now = self.tick()
-        healthy = [member for member in self._members if not member.breaker.objection(now)]
+        healthy = [member for member in self._members if not member.objection(now)]
         if healthy:
             best = min(healthy, key=Member.load)
         else:
@@ -100,7 +100,7 @@ class Endpoints:
             self.on_ejection(member.spec.name, member.breaker.reason)
         if error is not None and verdict != "silent":
             for other in self._members:
-                if other is not member and not other.breaker.objection(now):
+                if other is not member and not other.objection(now):
                     error.elsewhere = True
 
 
@@ -115,6 +115,14 @@ class Member:
         """Calls that it was chosen for."""
         self.chosen: WeakSet[ChosenProvider] = WeakSet()
         """The calls in flight; one that is dropped before it was made disappears by itself."""
+
+    def objection(self, now: float) -> str:
+        """Return the reason why a call should prefer another endpoint, or an empty string. A probe that was dropped
+        before it was made keeps no other call away."""
+        objection = self.breaker.objection(now)
+        if objection == PROBING and not self.chosen:
+            return ""
+        return objection
 
     def load(self) -> tuple[float, float]:
         """Return the calls in flight, and then those that it has had, for each unit of its weight."""

@@ -16,7 +16,8 @@ from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
-from tests.harness.in_process import client_of, running_service
+from tests.harness.in_process import ask, client_of, running_service
+from tests.harness.waiting import until
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
 
 POOL = """
@@ -111,6 +112,9 @@ async def test_an_endpoint_that_fails_is_skipped_until_a_probe_succeeds(act: Fai
         clock.now += 600
         probe = endpoints.choose()
         assert probe.endpoint == "a"
+        del probe  # it is not called after all
+        probe = endpoints.choose()
+        assert probe.endpoint == "a"
         assert endpoints.choose().endpoint == "b"  # one probe at a time
         question = request()
         async for _ in probe.stream(question, probe.render(question), PATIENT):
@@ -169,6 +173,21 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
         attempts_text = str(attempts)
         assert KEYS["openai"] not in attempts_text
         assert east.url not in attempts_text
+
+
+async def test_an_endpoint_is_probed_also_by_runs_whose_output_is_cut(tmp_path: Path) -> None:
+    async with ProviderStub() as east, ProviderStub() as west:
+        east.script("model-a", Fail(status=429, retry_after=0.05))
+        pool = POOL.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
+            await ask(client)
+            await until(lambda: figures(runtime, "state")["east"] == 1)
+            for _ in range(3):
+                body = (await ask(client, baton={"budget": {"usd": 0.004}})).json()
+                [attempt] = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()["steps"][0]["attempts"]
+                assert attempt["max_tokens"] < 2_000
+            assert figures(runtime, "state") == {"east": 0, "west": 0}
 
 
 def figures(runtime: Runtime, name: str, **labels: str) -> dict[str, float | None]:

@@ -28,6 +28,8 @@ Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
 """The outcome of a call for its worker's breaker; `silent` is ignored."""
 UNREACHABLE = "out"
 """The reason of an ejection after a probe that found the worker not alive."""
+PROBING = "probing"
+"""The objection to a worker while a call probes it."""
 State = Literal["closed", "half_open", "open"]
 Place = Literal["first", "retry", "replacement"]
 """A step's first call; once more with the same worker; with another one in its stead."""
@@ -103,13 +105,13 @@ class Breaker(Struct, frozen=True):
         return "half_open"
 
     def objection(self, now: float) -> str:
-        """Return the reason why a call should prefer another worker: that of the ejection, `probing`, or an empty
+        """Return the reason why a call should prefer another worker: that of the ejection, `PROBING`, or an empty
         string."""
         state = self.state(now)
         if state == "open":
             return self.reason
         if state == "half_open" and now < self.probe_until:
-            return "probing"
+            return PROBING
         return ""
 
     def within_retry_budget(self, place: Place, now: float) -> bool:

@@ -62,7 +62,7 @@ from app.errors import (
 )
 from app.network.tracing import CallSpan
 from app.providers.faults import VERDICTS, malformed_reply
-from app.providers.protocol import Request
+from app.providers.protocol import Provider, Request
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
@@ -322,8 +322,16 @@ class CallTime(Struct, frozen=True):
 class Attempt:
     """One provider call for `step` of a run (None: for its plan)."""
 
-    def __init__(self, context: EngineContext, catalog: Catalog, planned: PlannedCall, time: CallTime) -> None:
-        """The context has the provider's adapter and the clocks; nothing is sent before `stream`."""
+    def __init__(
+        self,
+        context: EngineContext,
+        catalog: Catalog,
+        planned: PlannedCall,
+        time: CallTime,
+        provider: Provider | None = None,
+    ) -> None:
+        """The context has the provider's adapter (None: it is chosen now) and the clocks; nothing is sent before
+        `stream`."""
         self.call = planned.call
         self.step = planned.step
         self._context = context
@@ -337,7 +345,7 @@ class Attempt:
         self._deadlines_given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = catalog
-        self._provider = context.provider(self.worker.provider)
+        self._provider = provider or context.provider(self.worker.provider)
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
         self._body = trim_capacity(self._provider.render(self._request))
         schema_bytes = 0
@@ -374,7 +382,7 @@ class Attempt:
         request = replace(self._request, sampling=replace(self._request.sampling, max_tokens=fits))
         purpose = replace(self._purpose, wanted_tokens=self._max_output)
         planned = replace(self._planned, request=request, purpose=purpose)
-        return Attempt(self._context, self.catalog, planned, self._time)
+        return Attempt(self._context, self.catalog, planned, self._time, self._provider)
 
     @property
     def live(self) -> bool:
