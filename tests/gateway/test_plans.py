@@ -503,6 +503,26 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
 
 
 @pytest.mark.long
+async def test_an_edit_by_a_key_that_may_spend_less_runs_within_its_limit(
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    script_answers(stub)
+    plan_body = await make_plan(client)
+    scopes = ["runs:write", "audit:read"]
+    editor, row = mint(runtime.gateway.pepper, tenant="acme", name="frugal", scopes=scopes, now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, max_usd=500_000))
+    edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think well."}]}
+    path = f"/v1/plans/{plan_body['id']}"
+    revised = await client.patch(path, json=edit, headers={"authorization": f"Bearer {editor}"})
+    assert (revised.json()["limits"]["usd"], plan_body["limits"]["usd"]) == (0.5, 2.0)
+    run = await client.post(f"{path}/run", json={"digest": revised.json()["digest"]})
+    assert run.status_code == 200, run.text
+    executed = (await client.get(f"/v1/runs/{run.headers['x-baton-run']}")).json()
+    assert executed["limits"]["usd"] == 0.5
+    edit = {"revision": 2, "edits": [{"op": "change", "step": 0, "subtask": "Think better."}]}
+    assert (await client.patch(path, json=edit)).json()["limits"]["usd"] == 2.0
+
+
 async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, runtime: Runtime) -> None:
     plan_body = await make_plan(client)
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]

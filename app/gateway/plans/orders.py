@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from app.core.message.chat import Task, labels_of
 from app.core.plan.arms import tier_of
-from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
@@ -76,8 +75,8 @@ def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) 
 
 
 def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], request: PlanRunRequest) -> Order:
-    """Return the order that executes a revision as it stands. Raises `Conflict` where that would not be what was
-    shown."""
+    """Return the order that executes a revision as it stands, within the limit of its author's key. Raises `Conflict`
+    where that would not be what was shown."""
     digest = digest_of(revision, steps)
     if request.digest is not None and request.digest != digest:
         raise Conflict(
@@ -85,7 +84,8 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
             param="digest",
             code="digest_mismatch",
         )
-    if plan_digest(steps, base.limits) != digest:
+    limits = limits_of(revision.state.admitted.limits)
+    if base.limits.usd < limits.usd:
         raise outdated_error("this key may spend less than the plan's limit")
     reply = {name: value for name, value in base.wire.items() if name != "usage"}
     if request.stream_options is not None and request.stream_options.include_usage:
@@ -96,6 +96,8 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
     return replace(
         base,
         plan=as_value(steps),
+        limits=limits,
+        capped=base.capped or revision.state.admitted.capped,
         streams=request.stream,
         stream_steps=streams_steps,
         wire=reply,
