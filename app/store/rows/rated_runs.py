@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, func, select, update
 
 from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
@@ -53,15 +52,15 @@ def _events_and_refs(
     conn: Connection, names: Sequence[str], kinds: Sequence[Kind], find_ref: FindRef
 ) -> tuple[dict[str, list[Event]], list[tuple[str, str]]]:
     """Return the events of these kinds by run, and the run and the ref of each content; without damaged runs."""
-    rows: dict[str, list[Row[Any]]] = {name: [] for name in names}
+    rows_of_run: dict[str, list[tuple[str, int, str, float, bytes]]] = {name: [] for name in names}
     query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_([kind.value for kind in kinds]))
-    for row in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
-        rows[row.run].append(row)
+    for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
+        rows_of_run[run].append((run, seq, kind, at, body))
     events: dict[str, list[Event]] = {}
     refs: list[tuple[str, str]] = []
-    for run, run_rows in rows.items():
+    for run, rows in rows_of_run.items():
         with suppress(EventMalformed):
-            run_events = [Event.stored(*row) for row in run_rows]
+            run_events = [Event.stored(*row) for row in rows]
             refs.append((run, find_ref(run_events)))
             events[run] = run_events
     return events, refs
