@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.message.chat import Document, Image, Message, Text, ToolCall, Usage, sum_usages
+from app.core.message.chat import NO_TOOLS, Document, Image, Message, Text, ToolCall, Usage, sum_usages
 from app.core.pool.catalog import MILLION, Price, Worker
 from app.core.pool.policy import (
     MOST_PAGES,
@@ -119,8 +119,8 @@ def test_the_bound_is_never_below_one_token_per_byte(text: str) -> None:
 
 def test_an_unreported_usage_is_estimated_and_marked() -> None:
     talk = [Message("user", (Text("x" * 68),))]
-    assert estimate_usage(talk, "12345") == Usage(input=25, output=2, estimated=True)
-    assert estimate_usage(talk, "") == Usage(input=25, output=0, estimated=True)
+    assert estimate_usage(talk, NO_TOOLS, "12345") == Usage(input=25, output=2, estimated=True)
+    assert estimate_usage(talk, NO_TOOLS, "") == Usage(input=25, output=0, estimated=True)
 
 
 def test_a_broken_call_is_counted_from_above_but_not_above_what_was_reserved() -> None:

@@ -15,7 +15,7 @@ from app.errors import InvalidRequest, LeaseLost
 from app.process.wiring import Runtime
 from app.store.protocol import AppendResult, Entry
 from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assemble_calls, look_call, tool_call_reply
-from tests.harness.in_process import events, finish, kinds, limits_with, plan, pool_text, running_service
+from tests.harness.in_process import bodies_of, events, finish, kinds, limits_with, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
@@ -225,6 +225,18 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtim
     for n in range(6):
         conversation.add_results(await conversation.take_turn(), str(n))
     assert (await conversation.take_turn()).ended.answer == "It is 42."
+
+
+async def test_the_definitions_of_tools_are_part_of_an_input_that_nobody_reports(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.always("alpha", Reply(usage=None))
+    usages = []
+    for tools in ((LOOK,), (replace(LOOK, description="x" * 4_000),)):
+        outcome = await Conversation(runtime, toolbox=Toolbox(tools)).take_turn()
+        [finished] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)
+        usages.append(finished["usage"]["input"])
+    assert 900 < usages[1] - usages[0] <= 1_000
 
 
 # --- what a worker must not do

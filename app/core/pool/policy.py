@@ -328,16 +328,17 @@ def estimate_input(task: Task) -> int:
     return input_bound(task.messages, tool_bytes(task.toolbox)) // 4
 
 
-def estimate_usage(messages: Sequence[Message], text: str) -> Usage:
+def estimate_usage(messages: Sequence[Message], toolbox: Toolbox, text: str) -> Usage:
     """Return the likely usage of a complete call whose provider reported none: four bytes a token, marked as
-    estimated."""
-    return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
+    estimated. The definitions of tools are part of the input."""
+    input_tokens = -(-input_bound(messages, tool_bytes(toolbox)) // 4)
+    return Usage(input=input_tokens, output=-(-len(text.encode()) // 4), estimated=True)
 
 
-def usage_of_cancelled(messages: Sequence[Message], output_tokens: int, text: str) -> Usage:
+def usage_of_cancelled(messages: Sequence[Message], toolbox: Toolbox, output_tokens: int, text: str) -> Usage:
     """Return the likely usage of a streamed call that was cancelled: its input, and what had been received by then. A
     provider stops when its connection is closed, so that the rest is not billed."""
-    likely = estimate_usage(messages, text)
+    likely = estimate_usage(messages, toolbox, text)
     return Usage(input=likely.input, output=min(likely.output, output_tokens), estimated=True)
 
 

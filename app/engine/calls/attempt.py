@@ -624,12 +624,12 @@ class Attempt:
             return self.reply.end.usage
         written = self.reply.written
         if self.reply.end is not None and not self._out_of_time:
-            return policy.estimate_usage(self._request.messages, written)
+            return policy.estimate_usage(self._request.messages, self._request.toolbox, written)
         if self._deadlines_given is None:
             return Usage()
         was_stopped = self._out_of_time or self.outcome == "cancelled"
         if was_stopped and self._request.live:
-            return policy.usage_of_cancelled(self._request.messages, self._max_output, written)
+            return policy.usage_of_cancelled(self._request.messages, self._request.toolbox, self._max_output, written)
         adapter_broke = self._has_code(ADAPTER_BROKE)
         was_given_up = adapter_broke or isinstance(self.error, WorkerTimeout)
         if self.outcome == "error" and not written and not was_given_up:
