@@ -1,5 +1,6 @@
 """Lists of runs: pages forwards and back, counts, details, and a page that is followed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from msgspec.structs import replace
 
 from app.console.api import Api, Session
 from app.core.run.events import Kind
+from app.gateway.http.api_keys import mint
 from app.gateway.runs import run_lists
 from app.process.wiring import Runtime
 from app.store.protocol import Projection
 from tests.conformance.entries import admission_entry
 from tests.harness.in_process import app_over, client_of, pool_text, running_service
 from tests.harness.raw_facts import Raw
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub
 
 
@@ -100,6 +103,21 @@ async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(runt
                 await end(runtime, "run_11")
                 got = [await anext(events), await anext(events)]
                 assert [orjson.loads(event.data)["id"] for event in got] == ["run_11", "run_10"]
+
+
+async def test_who_follows_the_queue_sees_what_comes_to_wait_later(runtime: Runtime) -> None:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="operator", scopes=["admin"], now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, all_tenants=True))
+    session = Session((("authorization", f"Bearer {key}"),))
+    async with client_of(runtime) as client:
+        with app_over(runtime.gateway) as app:
+            async with Api(app).events(session, "/v1/runs/live", query={"queue": "untaken"}) as events:
+                assert ids(orjson.loads((await anext(events)).data)) == []
+                body = {"model": "baton-mini", "input": "Hi", "background": True}
+                queued = await client.post("/v1/responses", json=body)
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    event = await anext(event async for event in events if event.name)
+                assert (event.name, orjson.loads(event.data)["id"]) == ("run", queued.headers["x-baton-run"])
 
 
 async def test_a_stream_of_a_list_needs_the_scope(runtime: Runtime) -> None:

@@ -262,7 +262,8 @@ class _Pages:
         self, tenant: str | None, filters: query.LiveFilters, run_query: RunQuery
     ) -> AsyncGenerator[bytes]:
         """Yield the frames of the stream of a page, whose first reading is done. Raises `StoreUnavailable`."""
-        key = (tenant, run_query, filters.before is not None, tuple(sorted(filters.include)))
+        same_query = replace(run_query, untaken_at=None)
+        key = (tenant, same_query, filters.queue, filters.before is not None, tuple(sorted(filters.include)))
         page = self._shared.get(key)
         if page is None:
             page = self._shared[key] = _SharedPage(self._context, tenant, filters, run_query)
@@ -285,7 +286,10 @@ class _SharedPage:
         """Return the page as it is after this change, or a later one. Raises `StoreUnavailable`."""
         async with self._reading:
             if self._number < number:
-                self._page = await _page(*self._parts)
+                context, tenant, filters, run_query = self._parts
+                if run_query.untaken_at is not None:
+                    run_query = replace(run_query, untaken_at=context.now())
+                self._page = await _page(context, tenant, filters, run_query)
                 self._number = number
             return self._page
 
