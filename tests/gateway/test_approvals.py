@@ -36,8 +36,11 @@ from tests.harness.in_process import (
     client_of,
     events,
     kinds,
+    plan_text,
+    pool_text,
     running_service,
     script_answers,
+    script_plans,
 )
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -369,6 +372,27 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
 
 
 @pytest.mark.long
+async def test_the_plan_of_a_further_round_is_made_for_what_is_left_of_the_approved_price(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """The conductor's usual call may cost $0.0082."""
+    script_answers(stub)
+    script_plans(stub, plan_text((0, "Draft it", ["user"])), plan_text((1, "Mend it", ["user", "previous"])))
+    text = pool_text(stub) + "\n[tiers.baton-deep.approval]\nalways = true\n"
+    async with (
+        running_service(tmp_path, text) as runtime,
+        client_of(runtime) as caller,
+        deciding(runtime, *ROLES["operator"]) as boss,
+    ):
+        run = (await waiting(caller, model="baton-deep"))["baton"]["run"]
+        assert (await decide(boss, run, max_usd=0.008)).status_code == 200
+
+        async def asks_again() -> bool:
+            return kinds(await events(runtime, run)).count(Kind.AWAITING_APPROVAL) == 2
+
+        await until(asks_again)
+
+
 async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

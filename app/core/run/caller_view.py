@@ -108,14 +108,22 @@ def spendable_by_steps(state: RunState) -> Amount:
     """Return the amount that calls of steps may still hold: what is unspent, within what was approved, or within what
     needs no approval."""
     unspent, terms = unspent_amount(state), state.admitted.approval
-    if terms is None:
-        return unspent
-    cap = terms.above_usd
-    if state.approvals:
-        cap = list(state.approvals.values())[-1].max_usd
-    if cap is None:
-        return unspent
-    return Amount(max(min(unspent.usd, cap - state.admitted.limits.usd + unspent.usd), 0), unspent.tokens)
+    if terms is None or terms.above_usd is None or state.approvals:
+        return within_approval(state, unspent)
+    return _within_cap(state, unspent, terms.above_usd)
+
+
+def within_approval(state: RunState, amount: Amount) -> Amount:
+    """Return an amount, cut to what is left of the price that was approved last, if any was: that caps all calls."""
+    if not state.approvals:
+        return amount
+    return _within_cap(state, amount, list(state.approvals.values())[-1].max_usd)
+
+
+def _within_cap(state: RunState, amount: Amount, cap: int) -> Amount:
+    """Return an amount, cut to what is left if the run may cost `cap` micro-dollars in all."""
+    used_usd = state.admitted.limits.usd - unspent_amount(state).usd
+    return Amount(min(amount.usd, max(cap - used_usd, 0)), amount.tokens)
 
 
 def _answer_usage(state: RunState) -> Usage:

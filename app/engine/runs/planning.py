@@ -47,7 +47,7 @@ from app.core.pool.policy import permits, select_dispensable
 from app.core.rating.decision import Decision
 from app.core.rating.features import excerpt, find_last_question, sketch_to_features
 from app.core.run import drafts, visibility
-from app.core.run.caller_view import unspent_amount
+from app.core.run.caller_view import unspent_amount, within_approval
 from app.core.run.events import Fact, StepSkipped
 from app.core.run.identifiers import Trace
 from app.core.run.progress import Propose, may_nest
@@ -667,7 +667,8 @@ class Planner:
         least_tokens = max(PLAN_TOKENS, floor)
         if embeds:
             least_tokens = 1
-        attempt = whole.within(unspent_amount(state).minus(cheapest), least_tokens)
+        means = within_approval(state, unspent_amount(state).minus(cheapest))
+        attempt = whole.within(means, least_tokens)
         if attempt is None:
             raise RunOverBudget
         return attempt
