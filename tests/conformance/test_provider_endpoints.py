@@ -16,7 +16,7 @@ from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
-from tests.harness.in_process import ask, client_of, running_service
+from tests.harness.in_process import ask, client_of, finish, order, running_service
 from tests.harness.waiting import until
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
 
@@ -173,6 +173,19 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
         attempts_text = str(attempts)
         assert KEYS["openai"] not in attempts_text
         assert east.url not in attempts_text
+
+
+async def test_all_runs_in_flight_at_an_endpoint_that_fails_go_on_at_the_other_one(tmp_path: Path) -> None:
+    """They are more than the retry budget of a worker has: it is not the worker that has failed."""
+    async with ProviderStub() as east, ProviderStub() as west:
+        east.always("model-a", Fail(status=503, delay=0.2))
+        west.always("model-a", Reply(header_delay=0.2))
+        pool = POOL.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as runtime:
+            runs = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(12)]
+            outcomes = [await finish(followed_run) for followed_run in runs]
+        assert [outcome.ended.state.state for outcome in outcomes] == ["succeeded"] * 12
 
 
 async def test_an_endpoint_is_probed_also_by_runs_whose_output_is_cut(tmp_path: Path) -> None:

@@ -409,7 +409,8 @@ class Candidates:
             self._free_refusals -= 1
         else:
             self._attempts_left -= 1
-        self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
+        if not _failed_elsewhere(error):  # else the worker has not failed, and needs no retry budget
+            self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._errors.append(error)
         self._rate_limited.pop(worker.name, None)
         if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
@@ -441,7 +442,7 @@ class Candidates:
     def _retry_wait(self, worker: Worker, error: BatonError | None, jitter: float, seconds_left: float) -> float | None:
         """Return the seconds to wait for the worker that has just failed; None if it is not called again."""
         is_only_one = len(self._workers) == 1 and not self._set_aside
-        if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
+        if _failed_elsewhere(error):
             return 0.0
         if error is None or not error.retryable or self._tries[worker.name] > 1:
             return None
@@ -466,6 +467,11 @@ class Candidates:
         if worker.name in self._tries:
             return "retry"
         return "replacement"
+
+
+def _failed_elsewhere(error: BatonError | None) -> bool:
+    """Return True if only one endpoint of the worker has failed, and another one takes the call at once."""
+    return isinstance(error, WorkerError) and error.elsewhere
 
 
 def _summary(errors: Sequence[BatonError | None]) -> str:
