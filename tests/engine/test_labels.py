@@ -245,3 +245,16 @@ async def test_other_messages_get_no_labels_behind_the_runs_back(stub: ProviderS
     with pytest.raises(InvalidRequest) as refused:
         await conversation.take_turn(labels=PHI, on_messages=PHI)
     assert refused.value.public_code == "labels_changed"
+
+
+async def test_a_conductor_that_is_not_asked_for_want_of_a_price_widens_no_pool(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """Where the fallback answers alone, it reads the conversation, and nothing that the conductor has written."""
+    price = "price = { input = 1.00, output = 2.00, cached = 0.50 }\n"
+    head, tail = pool(stub).split("[workers.planner]")
+    async with running_service(tmp_path, f"{head}[workers.planner]{tail.replace(price, '', 1)}") as runtime:
+        asked = order(runtime, "baton-ultra", "The patient is Jo.", labels=PHI, capped=True)
+        state = (await finish(await runtime.runs.start(asked))).ended.state
+        assert (state.admitted.conductor, state.admitted.pool) == ("fallback", ("alpha", "gamma"))
+        assert [proposal.state for proposal in state.proposals] == ["accepted"]

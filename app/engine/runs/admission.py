@@ -300,7 +300,7 @@ def _reading_of_all(catalog: Catalog, order: Order) -> Reading:
         return Reading()
     spec = order.tier.conductor
     model = catalog.workers[spec.worker] if spec.kind == "model" and spec.worker is not None else None
-    if model is None or not permits(model, _conversation(order)):
+    if model is None or not _may_conduct(model, order):
         return _conversation(order)
     return Reading(order.labels - model.declassifies, frozenset({CONDUCTOR}))
 
