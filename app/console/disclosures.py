@@ -1,6 +1,6 @@
 """The ledger of disclosures: who was sent what, of all runs that the key may see, by day, recipient and end user."""
 
-from typing import Final
+from typing import Final, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -11,13 +11,14 @@ from app.console.api import ApiError, Session
 from app.console.pages import Pages, address_fields
 from app.console.runs import Field, named_choices
 from app.core.console_path import PATH
+from app.core.run.recipients import RecipientKind
 
 FIELDS: Final = (
     Field("since", "From day (UTC)", is_day=True),
     Field("until", "Before day (UTC)", is_day=True),
     Field("saw", "Saw", (("", "anything"), ("user", "the caller's words"), ("results", "results of tools"))),
     Field("recipient", "Recipient"),
-    Field("recipient_kind", "Called as", named_choices(("worker", "conductor", "shadow"))),
+    Field("recipient_kind", "Called as", named_choices(get_args(RecipientKind))),
     Field("user", "End user"),
     Field("key", "Key (id)"),
     Field("run", "Run"),

@@ -105,10 +105,10 @@ class FollowedRun:
 
     async def _wait_for_decision(self) -> None:
         """Wait until the plan was approved or refused."""
-        state = "awaiting_approval"
-        while state == "awaiting_approval":
+        while self._state == "awaiting_approval":
             await asyncio.sleep(APPROVAL_POLL_SECONDS)
-            state = (await self._api.get(self._session, self._path))["state"]
+            self._state = (await self._api.get(self._session, self._path))["state"]
+        self._is_changed = True
 
     def _take_event(self, event: Event) -> None:
         """Take one event of the stream."""

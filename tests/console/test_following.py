@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
+import pytest
 
+from app.console import following
 from app.console.api import Event, Session
 from app.console.following import FollowedRun
 from app.console.pages import Pages
@@ -47,3 +49,35 @@ async def test_calls_of_tools_are_shown_once_all_of_them_have_come() -> None:
     assert [len(view["calls"]) for view in views] == [0, 0, 2]
     assert [view["state"] for view in views] == ["awaiting_tool"] * 3
     assert views[-1]["calls"][1]["arguments"] == '{"q": "b"}'
+
+
+class Approved:
+    """An API whose run waits for an approval at first, and answers in pieces once it has it."""
+
+    def __init__(self) -> None:
+        self.state = "awaiting_approval"
+        self.streams = [[("Please wait.", None), ("", "awaiting_approval")], [("Yes", None), (".", None), ("", "done")]]
+
+    async def get(self, session: Session, path: str) -> dict[str, Any]:
+        return {"state": self.state, "nodes": [], "edges": []}
+
+    @asynccontextmanager
+    async def events(self, session: Session, path: str) -> AsyncIterator[AsyncIterator[Event]]:
+        async def chunks() -> AsyncIterator[Event]:
+            for text, state in self.streams.pop(0):
+                baton = {"baton": {"state": state}} if state else {}
+                yield Event("", "", orjson.dumps({"choices": [{"delta": {"content": text}}], **baton}).decode())
+            self.state = "running"
+
+        yield chunks()
+
+
+async def test_an_answer_is_shown_as_it_comes_after_an_approval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.0)
+    followed_run = FollowedRun(cast(Pages, SimpleNamespace(api=Approved())), Session(()), "run_a")
+    await followed_run.read()
+    words = []
+    async with followed_run.stream() as events:
+        async for _event in events:
+            words.append((await followed_run.view())["words"])
+    assert words == ["", "", "Yes", "Yes.", "Yes."]

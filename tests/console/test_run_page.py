@@ -380,6 +380,7 @@ async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_s
     assert "the caller's words" in text
     for filters in ("until=2020-01-01", "recipient=nobody", "user=nobody"):
         assert "Nothing that fits" in (await page_of(browser, f"/console/disclosures?{filters}"))[1]
+    assert '<option value="embedder">' in (await browser.get("/console/disclosures")).text
     refused = await browser.get("/console/disclosures?since=tuesday")
     assert refused.status_code == 400
     assert 'role="alert"' in refused.text
