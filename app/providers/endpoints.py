@@ -21,8 +21,8 @@ from weakref import WeakSet
 from app.core.message.chat import Piece
 from app.core.pool import breaker
 from app.core.pool.breaker import PROBING, Breaker, State, Verdict
-from app.core.pool.catalog import Deadlines, EndpointSpec
-from app.errors import WorkerError
+from app.core.pool.catalog import PATIENCE_SECONDS, Deadlines, EndpointSpec
+from app.errors import WorkerError, WorkerTimeout
 from app.providers.faults import VERDICTS
 from app.providers.protocol import ClosableProvider, Request
 
@@ -84,12 +84,13 @@ class Endpoints:
         best.served += 1
         return ChosenProvider(self, best)
 
-    def settle(self, member: "Member", error: WorkerError | None, began: float) -> None:
-        """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
+    def settle(self, member: "Member", error: WorkerError | None, began: float, *, had_time: bool = True) -> None:
+        """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy. A call
+        that its run gave too little time (`had_time`) says nothing of the endpoint."""
         now = self.tick()
         verdict: Verdict = "good"
         if error is not None:
-            verdict = VERDICTS.get(type(error), "silent")
+            verdict = VERDICTS.get(type(error), "silent") if had_time else "silent"
         retry_after = None
         if error is not None:
             retry_after = error.retry_after
@@ -148,15 +149,20 @@ class ChosenProvider:
         """See `protocol.Provider`."""
         member, endpoints = self._member, self._endpoints
         member.chosen.add(self)
-        began = endpoints.tick()
+        began = heard = endpoints.tick()
         try:
             stream = cast(AsyncGenerator[list[Piece], None], member.adapter.stream(request, body, deadlines))
             async with aclosing(stream):
                 async for pieces in stream:
+                    heard = endpoints.tick()
                     yield pieces
             endpoints.settle(member, None, began)
         except WorkerError as error:
-            endpoints.settle(member, error, began)
+            had_time = True
+            if isinstance(error, WorkerTimeout):
+                seconds, silence = endpoints.tick() - began, endpoints.tick() - heard
+                had_time = request.worker.deadlines.fair(deadlines, seconds, silence, PATIENCE_SECONDS)
+            endpoints.settle(member, error, began, had_time=had_time)
             raise
         except BaseException:
             member.breaker = breaker.call_not_made(member.breaker)

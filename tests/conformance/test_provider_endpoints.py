@@ -18,7 +18,7 @@ from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
 from tests.harness.in_process import ask, client_of, finish, order, running_service
 from tests.harness.waiting import until
-from tests.stubs import KEYS, Fail, ProviderStub, Reply
+from tests.stubs import KEYS, Fail, Hang, ProviderStub, Reply
 
 POOL = """
 [providers.near]
@@ -141,6 +141,19 @@ async def test_a_refused_request_says_nothing_of_its_endpoint() -> None:
         assert [error is not None and error.elsewhere for error in errors] == [False] * 4
         assert len(near.requests) == 2
         await endpoints.close()
+
+
+@pytest.mark.parametrize("slow", [Hang(), Reply(endless=True, gap=0.01)])
+async def test_the_end_of_a_callers_time_says_nothing_of_an_endpoint(tmp_path: Path, slow: Hang | Reply) -> None:
+    async with ProviderStub() as east, ProviderStub() as west:
+        for stub in (east, west):
+            stub.always("model-a", slow)
+        pool = POOL.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
+            reply = await ask(client, baton={"budget": {"seconds": 0.3}})
+            assert reply.status_code == (200 if isinstance(slow, Reply) else 504)
+            assert figures(runtime, "state") == {"east": 0, "west": 0}
 
 
 async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tmp_path: Path) -> None:
