@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from app.core.message.chat import Image, Message, Text, mint_call_id
+from app.core.run.events import Kind
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from tests.harness.conversations import QUESTION, Conversation, look_call, tool_call_reply
-from tests.harness.in_process import finish, pool_text, running_service
+from tests.harness.in_process import bodies_of, events, finish, pool_text, running_service
 from tests.harness.waiting import NotInTime, until
-from tests.stubs import ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))
 
@@ -167,3 +168,21 @@ async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStu
     with pytest.raises(InvalidRequest) as refused:
         await conversation.take_turn()
     assert code(refused) == "no_eligible_worker"
+
+
+async def test_no_worker_that_sees_no_images_takes_over_from_one_that_was_sent_an_image(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    sees = 'modalities = ["text", "image"]\n'
+    pool = pool_text(stub)
+    for name in ("alpha", "gamma"):
+        pool = pool.replace(f"[workers.{name}]\n", f"[workers.{name}]\n{sees}")
+    stub.script("alpha", tool_call_reply(look_call("a")), Fail(status=400))
+    async with running_service(tmp_path, pool) as runtime:
+        conversation = Conversation(runtime)
+        conversation.add_results(await conversation.take_turn(), "")
+        conversation.messages[-1] = replace(conversation.messages[-1], parts=(Image("data:image/png;base64,aGk="),))
+        outcome = await conversation.take_turn()
+        last = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)[-1]
+    assert [request.model for request in stub.requests] == ["alpha", "alpha", "gamma"]
+    assert last["passed_over"] == [{"worker": "beta", "reason": "cannot see images"}]

@@ -155,6 +155,19 @@ def select_dispensable(workers: Sequence[Worker], ejected: Mapping[str, str]) ->
     return {name: ejected[name] for name in names}
 
 
+def exclude_unable(
+    workers: Sequence[Worker], results: Sequence[Message]
+) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
+    """Return the workers that can read these results of tools, and why the others cannot."""
+    task = Task(results)
+    needs = Needs(images=task.has_images, documents=task.has_documents, tools=False, context=0)
+    if not (needs.images or needs.documents):
+        return list(workers), ()
+    reasons = [(worker.name, _find_missing_ability(worker, needs)) for worker in workers]
+    unable = tuple([(name, reason) for name, reason in reasons if reason])
+    return [worker for worker in workers if worker.name not in dict(unable)], unable
+
+
 def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     """Return the names in the overrides that the tier's pool does not hold, sorted."""
     names = {*overrides.allow, *overrides.deny}

@@ -16,6 +16,7 @@ for, even if it is cut to the floor of the tier, is passed over for a cheaper on
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -100,6 +101,11 @@ class View(Struct, frozen=True):
         if self.step.access.user or self.step.inherits:
             task = self.task
         return compose(task, self.subtask, self.earlier_steps, self.tool_uses, worker, opens=self.step.opens_workflow)
+
+    @property
+    def results(self) -> tuple[Message, ...]:
+        """Return what came back for the step's calls of the caller's tools."""
+        return tuple(chain.from_iterable(use.results for use in self.tool_uses))
 
     @property
     def toolbox(self) -> Toolbox:

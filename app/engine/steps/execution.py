@@ -29,6 +29,7 @@ from app.core.contents import content_ref
 from app.core.message.chat import TOKEN_BYTES, message_to_json, mint_call_id
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
+from app.core.pool.policy import exclude_unable
 from app.core.pool.rules import Reading
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable_by_steps
@@ -49,7 +50,7 @@ from app.engine.calls.attempt import (
     read_open_calls,
     tier_seconds,
 )
-from app.engine.calls.step_request import NOTHING, Candidates, is_long, view_of_step
+from app.engine.calls.step_request import NOTHING, Candidates, View, is_long, view_of_step
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay, StepBasis, StepLog
@@ -305,21 +306,21 @@ class Execution:
         view = await view_of_step(self._context.store, state, self._ticket.step, contents)
         calls = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(calls)
-        workers, excluded = self._callable_workers(state, view.step)
+        workers, excluded = self._callable_workers(state, view)
         calls_of_turn = [call for call in calls if call.turn == state.turn.number]
         candidates = self._candidates(workers, calls_of_turn, state.admitted.limits.attempts)
         return StepBasis(state, view, candidates, excluded)
 
-    def _callable_workers(self, state: RunState, step: StepState) -> tuple[list[Worker], PassedOver]:
+    def _callable_workers(self, state: RunState, view: View) -> tuple[list[Worker], PassedOver]:
         """The workers that may be called for the step as the pool file is now, and why others of the run may not."""
         self._catalog = catalog = self._context.catalog()
-        workers = _workers(catalog, state, step)
+        workers, unable = exclude_unable(_workers(catalog, state, view.step), view.results)
         unapproved: PassedOver = ()
         if state.admitted.approval is not None:
-            approval = state.approvals.get(step.proposal)
+            approval = state.approvals.get(view.step.proposal)
             workers, unapproved = approvals.exclude_unapproved(workers, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = find_readers(state, step.n, workers)
-        return workers, (*unapproved, *excluded)
+        self._reading, workers, excluded = find_readers(state, view.step.n, workers)
+        return workers, (*unable, *unapproved, *excluded)
 
     def _candidates(self, workers: list[Worker], calls: Sequence[Call], most_attempts: int) -> Candidates:
         """The workers that may still be called after these calls of the turn, which other engines may have made."""
@@ -405,7 +406,7 @@ class Execution:
         choice that names nobody if there is none. `seconds_left` are the run's."""
         candidates = basis.candidates
         if self._context.catalog() is not self._catalog:  # the pool file was read again since the last call
-            candidates.use_only(self._callable_workers(basis.state, basis.step)[0])
+            candidates.use_only(self._callable_workers(basis.state, basis.view)[0])
         while (choice := candidates.choose(seconds_left)).worker is not None:
             try:
                 attempt = self._within_means(basis, choice, seconds_left)
