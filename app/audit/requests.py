@@ -112,8 +112,11 @@ def _check_admission(run: AuditedRun, pools: Pools) -> Iterator[Violation]:
     tier = tier_of(catalog, *run.tier_reference) if catalog is not None else None
     if catalog is None or tier is None:
         return
-    pool, excluded = run.admission["pool"], run.admission["excluded"]
-    if not pool or sorted([*pool, *excluded]) != sorted(_tier_members(run, tier)):
+    pool, members = run.admission["pool"], _tier_members(run, tier)
+    excluded = set(run.admission["excluded"])
+    if tier.served_by:  # the request may have excluded workers that only the tier's own definition has
+        excluded -= set(catalog.tiers[tier.name].pool) - set(members)
+    if not pool or sorted([*pool, *excluded]) != sorted(members):
         yield run.violation("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
     least = _least_provenance(run, catalog, tier)
     for name in pool:

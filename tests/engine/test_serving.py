@@ -129,7 +129,8 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
                 text, admitted = await serve_caller(runtime, overrides=overrides)
                 assert (text, admitted["served_by"]) == ("From delta.", "tier baton-next")
             text, admitted = await serve_caller(runtime, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
-            assert (text, admitted["excluded"]) == (ANSWERS["gamma"], {"delta": "in the request's deny list"})
+            denied = dict.fromkeys(("alpha", "delta"), "in the request's deny list")
+            assert (text, admitted["excluded"]) == (ANSWERS["gamma"], denied)
 
 
 @pytest.mark.long
@@ -176,6 +177,28 @@ async def test_a_shadow_has_the_limits_of_its_own_tier_whatever_those_of_what_se
             await await_ended_row(runtime.context.store, shadow)
             (tried_again,) = bodies_of(await events(runtime, shadow), Kind.ADMITTED)
             assert (tried_again["limits"]["seconds"], tried_again["limits"]["usd"]) == (30, 123_456)
+
+
+@pytest.mark.parametrize(
+    "overrides", [Overrides(deny=frozenset({"alpha"})), Overrides(allow=frozenset({"beta", "gamma", "delta"}))]
+)
+async def test_what_a_request_denies_is_denied_to_its_shadow_though_something_else_has_served_it(
+    tmp_path: Path, overrides: Overrides
+) -> None:
+    tried = '[tiers.baton-mini.shadow]\nshare = 1\nworker = "alpha"\n'
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        stub.always("delta", Reply(chunks=("From delta.",)))
+        async with running_service(tmp_path, pool(stub, tried)) as runtime:
+            shadows = Shadows(runtime.context, runtime.drivers)
+            await shadows.look()
+            await put(runtime, "promoted", "tier baton-next")
+            _, admitted = await serve_caller(runtime, overrides=overrides)
+            assert admitted["served_by"] == "tier baton-next"
+            await shadows.look()
+            notes = await runtime.context.store.find_learned_state(policy_of("baton-mini"), 0)
+            assert notes is not None
+            assert (notes_from_json(notes.body).since(0.0), stub.requests_for("alpha")) == ({"no_worker": 1}, [])
 
 
 async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(

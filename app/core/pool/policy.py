@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import (
     SAMPLING,
@@ -136,6 +137,18 @@ def exclude_unpriced(choice: Eligible) -> Eligible:
     if unknown:
         return Eligible(workers, {**choice.excluded, **unknown})
     return choice
+
+
+def exclude_by_request(choice: Eligible, names: Sequence[str], overrides: Overrides) -> Eligible:
+    """Return the choice with those of these further workers that the request excludes. What follows from the run may
+    have them in its pool."""
+    chosen = {worker.name for worker in choice.workers}
+    excluded = dict(choice.excluded)
+    for name in names:
+        reason = _find_override(name, overrides)
+        if reason is not None and name not in chosen:
+            excluded.setdefault(name, reason)
+    return replace(choice, excluded=excluded)
 
 
 def exclude_ejected(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:

@@ -22,6 +22,7 @@ from app.core.pool.catalog import Amount, Catalog, Limits, Tier, Worker
 from app.core.pool.policy import (
     Eligible,
     Overrides,
+    exclude_by_request,
     exclude_ejected,
     exclude_unpriced,
     find_eligible,
@@ -266,7 +267,8 @@ async def decide(context: EngineContext, catalog: Catalog, order: Order) -> Admi
         with suppress(InvalidRequest):
             admission = decide_as_ordered(context, catalog, as_served)
             if admission.conductor != FALLBACK:
-                return admission
+                eligible = exclude_by_request(admission.eligible, order.tier.pool, order.overrides)
+                return replace(admission, eligible=eligible)
     return decide_as_ordered(context, catalog, order)
 
 
