@@ -13,6 +13,9 @@ allow = { worker = ["sage"] }
 [rules.idle]
 labels = ["unheard-of"]
 deny = { worker = ["sage"] }
+[rules.secrets-need-a-person]
+labels = ["secret"]
+approve = { worker = ["sage"] }
 """
 SMALL_POOL = """
 [providers.rehearsal]

@@ -15,9 +15,13 @@ from app.console.admin.sections import SECTIONS
 from app.console.api import Api, timeout_error
 from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
+from app.core.run.events import Kind
+from app.store.protocol import Entry, Projection
+from tests.conformance.entries import new_run
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.console import SAME_ORIGIN, console_client, hidden_value, page_text, sign_in
 from tests.harness.playground import HOSTILE
+from tests.harness.raw_facts import Raw
 
 SECRET = re.compile(r'class="secret" readonly value="(bt_[^"]+)"')
 
@@ -189,6 +193,38 @@ async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStand
         reply = await send(client, "/policy", question="diff", pool="[tiers.")
         assert (reply.status_code, 'id="fault-pool">The pool file is not valid' in reply.text) == (400, True)
         assert "Has the role" in await read(client, "/people") or "cannot log in" in await read(client, "/people")
+
+
+DECLASSIFYING = """
+[providers.stub]
+format = "rehearsal"
+[workers.alpha]
+provider = "stub"
+model = "alpha"
+clearance = ["secret"]
+declassifies = ["secret"]
+[workers.beta]
+provider = "stub"
+model = "beta"
+[tiers.baton-mini]
+pool = ["alpha", "beta"]
+"""
+
+
+async def test_an_answer_about_a_pool_file_names_who_declassifies_and_what_could_not_be_read(
+    admin: AdminStandIn,
+) -> None:
+    damaged = (Raw(Kind.ADMITTED, {}),)
+    entry = Entry("run_damaged", admin.gateway.now(), damaged, new=new_run(tenant="acme"), row=Projection())
+    await admin.store.append(entry)
+    async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
+        answers = {
+            question: page_text((await send(client, "/policy", question=question, pool=DECLASSIFYING)).text)
+            for question in ("check", "diff", "try")
+        }
+    assert "What alpha writes loses the labels secret." in answers["check"]
+    assert "beta (worker, stub), as what alpha makes of it" in answers["diff"]
+    assert "The journal of run_damaged cannot be read." in answers["try"]
 
 
 @pytest.mark.long

@@ -80,9 +80,11 @@ def _answer(reply: Mapping[str, Any]) -> tuple[str, Table]:
         return _trial_table(reply)
     rows = [_permission_cells(row) for row in reply["shown"]]
     notes = "; ".join(reply["without_effect"])
-    words = "Every rule of the file keeps somebody away."
+    words = "Every rule of the file has an effect."
     if notes:
         words = f"Rules without effect: {notes}."
+    for worker, labels in reply["declassifies"].items():
+        words += f" What {worker} writes loses the labels {', '.join(labels)}."
     table = Table("Table of who may see what", ("Tier", "Labels", "May see it", "May not, and why"), rows, "No tiers.")
     return words, table
 
@@ -106,10 +108,13 @@ def _difference(reply: Mapping[str, Any]) -> tuple[str, Table]:
 
 
 def _witness_cells(witness: Mapping[str, Any]) -> list[Cell]:
+    recipient = f"{witness['worker']} ({witness['role']}, {witness['provider']})"
+    if witness["through"]:
+        recipient += f", as what {', then '.join(witness['through'])} makes of it"
     return [
         Cell(witness["tier"]),
         Cell(", ".join(witness["labels"]) or "none"),
-        Cell(f"{witness['worker']} ({witness['role']}, {witness['provider']})"),
+        Cell(recipient),
         Cell(str(witness["before"])),
     ]
 
@@ -120,6 +125,8 @@ def _trial_table(reply: Mapping[str, Any]) -> tuple[str, Table]:
     if not reply["all"]:
         more = " There are older ones in that time, which were not looked at."
     words = f"Of {reply['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
+    for run in reply["damaged"]:
+        words += f" The journal of {run} cannot be read."
     columns = ("Run", "Tier", "Labels", "Refused calls, and why")
     return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.core.pool.catalog import Catalog, Worker
+from app.core.pool.catalog import Catalog, Worker, attributes
 from app.core.pool.policy import exclusion
 from app.core.pool.policy_change import Widening, labels_of, recipients
 from app.core.pool.rules import CALLER, SOURCES, Reading, Rule
@@ -55,10 +55,15 @@ def list_declassifying_workers(catalog: Catalog) -> list[Worker]:
 
 
 def list_rules_without_effect(catalog: Catalog) -> list[str]:
-    """Return, in words, the rules that exclude nobody who is cleared for their labels."""
+    """Return, in words, the rules that exclude nobody who is cleared for their labels, and ask for no approval before
+    such a worker is called."""
     effective: set[str] = set()
     for worker in catalog.workers.values():
-        effective |= {rule.name for rule in worker.excluding_rules if rule.labels <= worker.card.cleared | SOURCES}
+        excluding = {rule.name for rule in worker.excluding_rules}
+        for rule in catalog.rules:
+            asks = rule.approve is not None and rule.approve.fits(attributes(worker))
+            if (asks or rule.name in excluding) and rule.labels <= worker.card.cleared | SOURCES:
+                effective.add(rule.name)
     return [_words(rule) for rule in catalog.rules if rule.name not in effective]
 
 
