@@ -282,6 +282,23 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         assert (await decide(beginner, replay)).json()["status"] == "approved"
 
 
+async def test_whoever_wrote_a_plan_does_not_approve_a_replay_of_what_made_it(runtime: Runtime) -> None:
+    roles = [deciding(runtime, *ROLES["owner"]) for _ in range(4)]
+    async with roles[0] as author, roles[1] as editor, roles[2] as beginner, roles[3] as boss:
+        first = (await author.post("/v1/plans", json=QUESTION)).json()
+        edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Add them."}]}
+        plan = (await editor.patch(f"/v1/plans/{first['id']}", json=edit)).json()
+        replay = (await beginner.post(f"/v1/runs/{plan['revisions'][1]['run']}/replay")).json()["id"]
+
+        async def waits() -> bool:
+            return (await runtime.context.store.run(replay)).state == "awaiting_approval"
+
+        await until(waits)
+        refused = [await decide(person, replay) for person in (author, editor, beginner)]
+        assert [reply.status_code for reply in refused] == [403] * 3
+        assert (await decide(boss, replay)).json()["status"] == "approved"
+
+
 def decision(digest: str) -> dict[str, str]:
     """An approval of that digest."""
     return {"decision": "approve", "digest": digest}

@@ -110,18 +110,23 @@ async def write_decision(
 
 async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> None:
     """Raise `Forbidden` if the key began the run, or wrote the plan that it carries out or an earlier revision of it,
-    also where it is a replay or a shadow of a run of that plan. A revision that was pruned has no author any more, nor
-    have those before it."""
+    also where it is a replay or a shadow of a run of that plan, or a replay of what made the plan. A revision that was
+    pruned has no author any more, nor have those before it."""
     if key == row.key:
         raise Forbidden("The key that began a run must not decide on its plans.", code="own_run")
     while row.origin_kind:
-        has_author = row.origin_kind == "plan"
         try:
             row = await store.run(row.origin_run)
         except NotFound:
             return
-        if has_author and key == row.key:
+        if key == row.key and await _is_plan(store, row.id):
             raise Forbidden("The key that wrote a plan must not decide on it.", code="own_run")
+
+
+async def _is_plan(store: TenantStore, run: str) -> bool:
+    """Return True if the run has only made a plan, a first one or a further revision of one."""
+    details = await store.lists.details([run])
+    return run in details and details[run].is_preview
 
 
 def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> RecordedDecision | None:
