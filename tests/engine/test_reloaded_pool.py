@@ -116,13 +116,20 @@ async def test_a_request_that_came_before_is_carried_out_under_its_tier_as_it_is
     assert [admission["pool"] for admission in admitted] == [pool]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('model = "alpha"', 'model = "delta"'),
+        ("cached = 0.50 }", "cached = 0.50, long = { above = 10, input = 1.10, output = 2.10 } }"),
+    ],
+)
 async def test_an_approval_of_a_worker_does_not_hold_for_what_the_worker_is_by_then(
-    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
     stub.script("alpha", Fail(status=503))
     usual = pool_text(stub).replace("[tiers.baton-ultra]", ASKS + "[tiers.baton-ultra]")
     async with running_service(tmp_path, usual) as runtime:
-        reload_after_a_failure(runtime, tmp_path, usual.replace('model = "alpha"', 'model = "delta"'), monkeypatch)
+        reload_after_a_failure(runtime, tmp_path, usual.replace(old, new), monkeypatch)
         run = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state
         assert run.approval_question is not None
         decision = Decision("approve", run.approval_question.digest, "somebody", "")

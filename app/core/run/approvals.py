@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from app.core.plan.digest import digest
-from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
+from app.core.pool.catalog import ApprovalTerms, Catalog, Price, Worker
 from app.core.pool.policy import NOT_APPROVED
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 
@@ -61,9 +61,15 @@ def fingerprint(catalog: Catalog, worker: Worker) -> str:
     """Return the SHA-256 of what decides who reads the words and what they cost, shortened to 32 digits."""
     provider = catalog.providers.get(worker.provider)
     places = [] if provider is None else [provider.base_url, *[endpoint.base_url for endpoint in provider.endpoints]]
-    price = [worker.price.input, worker.price.output, worker.price.cached, worker.price.written, worker.price.reasoning]
+    price = _rates(worker.price)
+    if worker.price.long is not None:
+        price += [worker.price.long_after, *_rates(worker.price.long)]
     identity = [worker.provider, worker.model, places, worker.card.region, worker.card.retention, price]
     return sha256(json.dumps(identity).encode()).hexdigest()[:32]
+
+
+def _rates(price: Price) -> list[int | None]:
+    return [price.input, price.output, price.cached, price.written, price.reasoning]
 
 
 def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
