@@ -103,6 +103,9 @@ class Endpoints:
             for other in self._members:
                 if other is not member and not other.objection(now):
                     error.elsewhere = True
+        if error is not None and error.retry_after is not None and not error.elsewhere:
+            ejected = [other.breaker for other in self._members if other.breaker.state(now) == "open"]
+            error.retry_after = min([error.retry_after, *[its_breaker.until - now for its_breaker in ejected]])
 
 
 class Member:
