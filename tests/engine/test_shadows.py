@@ -18,6 +18,7 @@ from app.core.rating.evidence import ARM_KINDS, PolicyState, find_features_ref
 from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
+from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.runs.approvals import Decision
 from app.engine.runs.registry import Drivers
 from app.engine.runs.shadows import CLAIM_SECONDS, EVERY_SECONDS, MOST_AT_ONCE, Shadows
@@ -301,6 +302,22 @@ async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> 
             (intent,) = bodies_of(await events(runtime, row.id), Kind.CALL_INTENDED)
             assert (intent["worker"], intent["version"], row.state) == ("planner", "planner@1", "succeeded")
             assert "version" not in bodies_of(await events(runtime, run), Kind.CALL_INTENDED)[0]
+
+
+async def test_a_run_that_a_version_has_planned_gets_no_shadow_under_that_version(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        for model in ("planner", "planner@1"):
+            stub.always(model, Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
+        pool = pool_text(stub) + '\n[tiers.baton-ultra.shadow]\nconductor = "planner@1"\nshare = 1\n'
+        async with run_service_with_shadows(tmp_path, pool) as (runtime, shadows):
+            for kind in ("loaded", "promoted"):
+                change = RequestedChange("planner", kind, "planner@1")  # type: ignore[arg-type]
+                await make_change(runtime.context.store, change, name=kind, by=PROCESS)
+            await runtime.versions.look()
+            await answer_one_run(runtime, "baton-ultra")
+            await shadows.look()
+            assert await counts(runtime, "baton-ultra") == {"served": 1}
 
 
 async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Path) -> None:

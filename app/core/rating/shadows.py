@@ -37,7 +37,7 @@ budget .......... what may be spent on shadows in a day was spent
 labels .......... the shadow's workers, or its conductor, may not read the run's labels
 no_worker ....... none of the shadow's workers can take the request for another reason
 opted_out ....... the request says `baton.shadow = false`, or its tenant or key is excepted
-served .......... it was served by what the shadow would repeat it under
+served .......... it was served, or planned, by what the shadow would repeat it under
 cancelled ....... the caller did not want the answer
 not_approved .... the run's plan was refused, or nobody approved it in time
 content_erased .. the request is no longer stored

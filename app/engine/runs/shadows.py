@@ -33,7 +33,7 @@ from app.core.pool.serving import definition
 from app.core.rating.evidence import PolicyState
 from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
 from app.core.run.approvals import EXPIRED
-from app.core.run.events import Event, RunAdmitted, RunApprovalExpired, RunEnd, RunRefused, facts
+from app.core.run.events import CallIntended, Event, RunAdmitted, RunApprovalExpired, RunEnd, RunRefused, facts
 from app.core.run.fold import state_of_admission
 from app.core.run.state import FALLBACK
 from app.engine.calls.step_request import task_of
@@ -174,7 +174,7 @@ class Shadows:
                 return ""
             events = (await self._context.store.journal(run)).events
             admitted = next(facts(events, RunAdmitted))
-            reason = _refusal(spec, row, admitted) or _missing_approval(events)
+            reason = _refusal(spec, row, admitted, events)
             if reason:
                 return reason
             task = await task_of(self._context.store, run, admitted.task)
@@ -231,28 +231,31 @@ def _is_worth_storing(before: ShadowNotes, after: ShadowNotes) -> bool:
     return after.mark - before.mark > LATE_SECONDS
 
 
-def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
+def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, events: Sequence[Event]) -> str:
     """Return the reason why a run gets no shadow; empty if it gets one."""
     is_excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
     if is_excepted or not admitted.shadow or admitted.preview:
         return "opted_out"
-    if admitted.served_by == spec.subject:
+    versions = {intent.version for intent in facts(events, CallIntended)}
+    if admitted.served_by == spec.subject or (spec.conductor and spec.conductor in versions):
         return "served"
     if row.state == "cancelled":
         return "cancelled"
+    if _lacks_approval(events):
+        return "not_approved"
     return ""
 
 
-def _missing_approval(events: Sequence[Event]) -> str:
-    """Return `not_approved` if a plan of the run was refused, or not approved in time, also where the run has an answer
-    all the same: that of a fallback, or of the round before."""
+def _lacks_approval(events: Sequence[Event]) -> bool:
+    """Return True if a plan of the run was refused, or not approved in time, also where the run has an answer all the
+    same: that of a fallback, or of the round before."""
     for event in events:
         fact = event.fact
         if isinstance(fact, RunRefused | RunApprovalExpired):
-            return "not_approved"
+            return True
         if isinstance(fact, RunEnd) and EXPIRED in (fact.error, fact.stopped):
-            return "not_approved"
-    return ""
+            return True
+    return False
 
 
 def shadow_order(
