@@ -70,6 +70,11 @@ def test_a_stream_ends_with_what_was_written_in_time(tmp_path: Path) -> None:
     assert (json.loads(last)["choices"][0]["finish_reason"], done_line) == ("length", "[DONE]")
 
 
+def test_a_run_of_which_nothing_was_written_in_time_is_expired(tmp_path: Path) -> None:
+    reply = reply_out_of_time(tmp_path, ask_within(4))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")
+
+
 def test_nothing_that_has_a_form_is_cut_off(tmp_path: Path) -> None:
     reply = reply_out_of_time(tmp_path, ask_within(8, response_format=FORM))
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")

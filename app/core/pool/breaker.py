@@ -22,7 +22,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 NO_TIME = "no_time"
-"""The error of a step that was not begun because no worker could have answered in what was left of the run."""
+"""The error of a step that was not begun, or not tried again, because no worker could have answered in what was left of
+the run."""
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
 """The outcome of a call for its worker's breaker; `silent` is ignored."""

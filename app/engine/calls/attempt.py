@@ -342,6 +342,8 @@ class Attempt:
         """The worker that is called."""
         self._purpose = planned.purpose
         self._out_of_time = False
+        self.has_used_all_time = False
+        """True if it ended a little before the run's time is over, so that its text could have been the answer."""
         self._deadlines_given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = catalog
@@ -496,7 +498,11 @@ class Attempt:
         if not self._time.cuts or self._deadlines_given is None or not isinstance(error, WorkerTimeout):
             return False
         seconds = self._context.monotonic() - self._times.began
-        if seconds < self._deadlines_given.total - CUT_TOLERANCE_SECONDS or not self.reply.can_be_cut:
+        total = self._deadlines_given.total
+        if seconds < total - CUT_TOLERANCE_SECONDS:
+            return False
+        self.has_used_all_time = total < self.worker.deadlines.total
+        if not self.reply.can_be_cut:
             return False
         self.reply.cut()
         self.outcome, self._out_of_time = "ok", True

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from app.core.contents import content_ref
 from app.core.message.chat import TOKEN_BYTES, message_to_json, mint_call_id
 from app.core.plan.pricing import question_tokens
+from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.policy import exclude_unable
 from app.core.pool.rules import Reading
@@ -349,6 +350,8 @@ class Execution:
                 jitter=self._context.random(),
                 seconds_left=self._seconds_left(basis.state),
             )
+            if attempt.has_used_all_time:
+                return await self._fail(StepFailed(self._ticket.step, NO_TIME), ())
             next_attempt = await self._next_attempt(basis)
 
     async def _next_attempt(
