@@ -17,6 +17,7 @@ from app.engine.runs.client import RunClient
 from app.errors import Overloaded
 from tests.harness import processes
 
+REHEARSAL = Path(__file__).parents[2] / "app/process/config/rehearsal.toml"
 HARD = "Solve 3(x + 2) = 2x + 11"
 Baton = Callable[..., tuple[int, str]]
 
@@ -125,3 +126,14 @@ def test_what_cannot_be_done_is_said(baton: Baton) -> None:
     ):
         status, output = baton("plans", *arguments)
         assert (status, words in output) == (expected, True), output
+
+
+def test_a_plan_that_waits_for_an_approval_has_no_answer_yet(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.toml"
+    pool.write_text(REHEARSAL.read_text() + "[tiers.baton-ultra.approval]\nalways = true\n")
+    environ = processes.environment(tmp_path, BATON_REHEARSAL_DELAY="0", BATON_POOL=str(pool))
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        statuses = [main(words, environ) for words in (("migrate",), ("plans", "make", HARD), ("plans", "run", "last"))]
+    assert statuses == [0, 0, 1]
+    assert "waits for an approval; `baton approvals show run_" in err.getvalue()
+    assert "{" not in out.getvalue()

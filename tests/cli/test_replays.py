@@ -108,6 +108,16 @@ def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> Non
     assert (report["pairs"], report["left_out"]) == ([], {"no money left": RUNS})
 
 
+def test_a_replay_that_waits_for_an_approval_is_listed_and_ends_the_command(desk: Desk, tmp_path: Path) -> None:
+    """Nobody knows what it will have cost, so its whole part counts as spent."""
+    pool = tmp_path / "pool.toml"
+    pool.write_text(Path(desk.environ["BATON_POOL"]).read_text() + "[tiers.baton-ultra.approval]\nalways = true\n")
+    careful = Desk({**desk.environ, "BATON_POOL": str(pool)}, desk.runs)
+    report = careful.read("replay", *desk.runs, "--max-usd", "1", "--concurrency", "1")
+    assert [pair["comparison"]["second"]["state"] for pair in report["pairs"]] == ["awaiting_approval"]
+    assert report["left_out"] == {"no money left": 1}
+
+
 def find_replay(desk: Desk, run: str, under: str) -> dict[str, Any]:
     """The one replay of a run under something else, as `runs show` has it."""
     (pair,) = desk.read("replay", run, "--under", under)["pairs"]

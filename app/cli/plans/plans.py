@@ -19,6 +19,7 @@ from app.cli.plans import preview
 from app.cli.plans.preview import PREVIEW_KEY
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.roles import SCOPES
+from app.core.run.kinds import WAITING
 from app.engine.calls.step_request import task_of
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
@@ -147,6 +148,8 @@ async def _execute(config: Configuration, args: Arguments) -> int:
         except InvalidRequest as refused:
             raise orders.changed_conditions_error(refused) from None
         _successful_end(end)
+        if end.state.state in WAITING:
+            raise Conflict(_describe_wait(end))
         await content_reads.record_read(store, end.state.run, row.tenant, "answer")
     summary: dict[str, Any] = {"run": end.state.run, "state": end.state.state, "answer": end.answer}
     summary |= {"cost_usd": end.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
@@ -156,6 +159,14 @@ async def _execute(config: Configuration, args: Arguments) -> int:
         terminal.stdout().print(end.answer, soft_wrap=True)
         terminal.stderr().print(f"{end.state.run}: {terminal.dollars(end.bill.usd)}")
     return 0
+
+
+def _describe_wait(end: TurnEnd) -> str:
+    """Return why a run has no answer yet, and how it gets one."""
+    run = end.state.run
+    if end.state.state == "awaiting_approval":
+        return f"The run waits for an approval; `baton approvals show {run}` shows it. An engine goes on with it then."
+    return f"The run waits for the results of tool calls, which only its caller can send; `baton runs show {run}`."
 
 
 def _successful_end(end: TurnEnd) -> TurnEnd:

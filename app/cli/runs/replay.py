@@ -27,6 +27,7 @@ from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import restore_catalog, seal_catalog
 from app.core.rating.comparison import Comparison, PairedDifference, Recipient, in_unit, pair_differences
+from app.core.run.kinds import WAITING
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
@@ -45,8 +46,9 @@ CONFIGURATION_OPTIONS = ("tier", "version", "worker", "plan", "effort", "conduct
 MAX_SAMPLED_RUNS = 10_000
 """Most runs among which `--seed` draws."""
 RESAMPLES = 2_000
-TOOL_WAIT_SECONDS = 1.0
-"""Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls."""
+WAIT_SECONDS = 1.0
+"""Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls, and
+one that waits for an approval is left to those who decide."""
 POLL_SECONDS = 0.05
 SELECTIONS = (
     *("since", "seed", "state", "tier", "worker", "label", "topology"),
@@ -302,7 +304,8 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     try:
         order = replace(order, followed=True, limits=replace(order.limits, usd=part))
         again = await _await_end_of_replay(batch, order)
-        cost = again.spent.usd
+        if again.state != "awaiting_approval":  # after which it goes on
+            cost = again.spent.usd
     except InvalidRequest:  # it was not admitted
         cost = 0
         raise
@@ -357,14 +360,15 @@ def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str
 
 
 async def _await_end_of_replay(batch: Batch, order: Order) -> RunRow:
-    """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
+    """Return the row of a replay that has ended, or that waits: for an approval, or for tools without recorded results
+    for its calls."""
     store = batch.runtime.context.store
     end = await engine.run_to_end(batch.runtime, order)
     row = await store.run(end.state.run)
     waits = 0.0
-    while row.ended_at is None and waits < TOOL_WAIT_SECONDS:
+    while row.ended_at is None and waits < WAIT_SECONDS:
         await asyncio.sleep(POLL_SECONDS)
-        if row.state == "awaiting_tool":
+        if row.state in WAITING:
             waits += POLL_SECONDS
         else:
             waits = 0.0
