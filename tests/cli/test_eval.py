@@ -247,6 +247,7 @@ ANSWER = {"choices": [{"message": {"content": "The answer is 4."}}]}
 RUN: dict[str, Any] = {"proposals": [], "steps": [], "cost_usd": 0.5, "rounds": 1, "degraded": True, "catalog": "c"}
 RUN |= {"created_at": 100.0, "ended_at": 103.0}
 OF_A_RUN = {"x-baton-run": "run_1"}
+WAITING = {"baton": {"state": "awaiting_approval"}}
 
 
 def error(status: int, code: str, **headers: str) -> httpx.Response:
@@ -339,6 +340,7 @@ async def test_a_run_that_was_cancelled_before_this_process_began_is_replaced() 
         (error(504, "run_expired", **OF_A_RUN), "failed", "run_expired"),
         (error(400, "too_few_steps"), "failed", "too_few_steps"),
         (httpx.Response(500, text="?"), "failed", "status 500"),
+        (httpx.Response(200, json=ANSWER | WAITING, headers=OF_A_RUN), "outage", "awaiting_approval"),
     ],
 )
 async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, outcome: str, reason: str) -> None:

@@ -27,6 +27,8 @@ RETRIED_STATUS = (408, 429, 502, 503, 504)
 MAX_WAIT_SECONDS = 15.0
 READ_SECONDS = 30.0
 """Seconds for reading a run's journal."""
+AWAITING_APPROVAL = "awaiting_approval"
+"""The state of a run whose reply has a sentence for its caller in place of an answer."""
 
 
 class Experiment(Struct, frozen=True):
@@ -143,7 +145,10 @@ async def _verdict(task: GradedTask, reply: httpx.Response | None) -> tuple[floa
         return 0.0, "outage", _code(reply)
     if reply.status_code != 200:
         return 0.0, "failed", _code(reply)
-    answer = reply.json()["choices"][0]["message"]["content"] or ""
+    body = reply.json()
+    if body.get("baton", {}).get("state") == AWAITING_APPROVAL:
+        return 0.0, "outage", AWAITING_APPROVAL
+    answer = body["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(task.grader.grade, answer)
     return grade.score, "answered", grade.reason
 
