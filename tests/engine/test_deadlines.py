@@ -66,6 +66,17 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
     assert outcome.ended.error.public_code == "worker_timeout"
 
 
+@pytest.mark.parametrize("seconds", [20.0, 30.0])
+async def test_an_answer_is_not_cut_off_while_the_run_has_time_for_another_worker(
+    stub: ProviderStub, runtime: Runtime, seconds: float
+) -> None:
+    """Whether its caller gave the run fewer seconds than its tier does or not."""
+    stub.always("alpha", Reply(endless=True, gap=0.02))
+    limits = limits_with(runtime, "baton-mini", seconds=seconds, attempts=2)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
+    assert outcome.ended.answer == "Hello there."
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     stub: ProviderStub, tmp_path: Path, streams: bool

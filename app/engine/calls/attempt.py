@@ -497,11 +497,10 @@ class Attempt:
         is."""
         if not self._time.cuts or self._deadlines_given is None or not isinstance(error, WorkerTimeout):
             return False
-        seconds = self._context.monotonic() - self._times.began
-        total = self._deadlines_given.total
-        if seconds < total - CUT_TOLERANCE_SECONDS:
+        seconds, total = self._context.monotonic() - self._times.began, self._deadlines_given.total
+        if seconds < total - CUT_TOLERANCE_SECONDS or total == self.worker.deadlines.total:
             return False
-        self.has_used_all_time = total < self.worker.deadlines.total
+        self.has_used_all_time = True
         if not self.reply.can_be_cut:
             return False
         self.reply.cut()
