@@ -106,6 +106,27 @@ async def decide(client: httpx.AsyncClient, run: str, decision: str = "approve",
     return await client.post(f"/v1/approvals/{run}", json={"decision": decision, "digest": digest} | more)
 
 
+async def test_a_compaction_that_waits_for_an_approval_gives_no_empty_notes(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    """Its caller would send them in the place of the conversation."""
+    stub.always("alpha", Reply(chunks=("The notes.",)))
+
+    async def compact() -> httpx.Response:
+        body = {"model": "baton-mini", "input": "Hello"}
+        return await caller.post("/v1/responses/compact", json=body, headers={"Idempotency-Key": "compact"})
+
+    refused = await compact()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "awaiting_approval")
+    assert refused.headers["x-should-retry"] == "false"
+    run = refused.headers["x-baton-run"]
+    await decide(boss, run)
+    await await_ended_row(runtime.context.store, run)
+    compacted = (await compact()).json()
+    assert [item["type"] for item in compacted["output"]] == ["message", "compaction"]
+    assert compacted["baton"]["run"] == run
+
+
 async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

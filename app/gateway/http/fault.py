@@ -20,8 +20,10 @@ from app.errors import (
 MESSAGE_CHARS = 2_000
 """The most characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
 
-LASTING_CONFLICTS: Final = frozenset({"idempotency_key_reuse", "answer_changed"})
-"""Codes of conflicts that stay, however often a client sends the same request again."""
+AWAITING_APPROVAL: Final = "awaiting_approval"
+"""The code of the refusal of what is not there before a plan is approved."""
+LASTING_CONFLICTS: Final = frozenset({"idempotency_key_reuse", "answer_changed", AWAITING_APPROVAL})
+"""Codes of conflicts that stay, however often a client sends the same request again at once."""
 
 
 def describe(error: BatonError) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from app.gateway.http.bodies import json_body
 from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
+from app.gateway.http.fault import AWAITING_APPROVAL
 from app.gateway.http.idempotency import Idempotency, OpenTurn, TurnToFollow, last_event
 from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect
@@ -51,7 +52,10 @@ NOT_BACKGROUND_MESSAGE = (
     "Cannot cancel a synchronous response: it was not created with background: true. "
     "POST /v1/runs/{id}/cancel stops the run of any response."
 )
-
+NO_NOTES_YET_MESSAGE = (
+    "The plan for the notes waits for an approval, so there are none yet: keep the conversation as it is. The same "
+    "request with its Idempotency-Key gets the notes once the plan is approved."
+)
 
 SCHEMAS: Final[operations.Schemas] = {
     "ResponsesRequest": lambda: build_schema(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
@@ -137,6 +141,8 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         turn = await idempotency.begin(request, caller, body, order)
         end = await collect(context, turn, request.receive)
+        if end.state.state == AWAITING_APPROVAL:
+            raise Conflict(NO_NOTES_YET_MESSAGE, code=AWAITING_APPROVAL)
         return json_reply(compaction.compaction_reply(await subject(context.store, end.state), end))
 
     router.add_api_route(
@@ -418,7 +424,7 @@ async def _find_previous_response(
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    if earlier.end is None or earlier.end.state.state == "awaiting_approval":
+    if earlier.end is None or earlier.end.state.state == AWAITING_APPROVAL:
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )
