@@ -45,8 +45,8 @@ def _check_reused_step(run: AuditedRun, step: Step) -> Iterator[Violation]:
         yield run.violation(
             "kept-wrong", completion.seq, f"step {step.n} was executed, and its output is said to be taken over"
         )
-    accepted = run.proposals[step.plan.body["proposal"]].acceptance
-    if accepted is None or accepted.seq > completion.seq:
+    verdicts = run.proposals[step.plan.body["proposal"]].verdicts  # of a plan that may have been dropped since
+    if not verdicts or verdicts[0].kind is not Kind.PLAN_ACCEPTED or verdicts[0].seq > completion.seq:
         yield run.violation("kept-wrong", completion.seq, f"step {step.n} is done before its plan is accepted")
 
 

@@ -534,6 +534,24 @@ async def test_a_replay_is_approved_although_the_worker_of_an_output_that_it_kee
         assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
 
 
+async def test_a_replay_whose_plan_nobody_approves_goes_on_with_a_fallback_beside_the_outputs_that_it_has_kept(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """The auditor finds nothing wrong with it."""
+    script_answers(stub)
+    steps = [
+        {"worker": "alpha", "subtask": "Draft it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Answer it.", "access": [0]},
+    ]
+    text = pool(stub, 'workers = ["gamma"]\nseconds = 0.05\non_expiry = "fallback-plan"')
+    async with running_service(tmp_path, text) as runtime, client_of(runtime) as caller:
+        first = await caller.post("/v1/chat/completions", json=QUESTION | {"baton": {"plan": {"steps": steps}}})
+        path = f"/v1/runs/{first.headers['x-baton-run']}/replay"
+        run = (await caller.post(path, json={"from_step": 1, "worker": "gamma"})).json()["id"]
+        row = await await_ended_row(runtime.context.store, run)
+        assert (row.state, row.degraded, stub.requests_for("gamma")) == ("succeeded", True, [])
+
+
 @pytest.mark.long
 async def test_an_approval_that_lowers_the_price_is_no_falsification(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient, tmp_path: Path
