@@ -24,7 +24,7 @@ from tests.harness.in_process import (
     script_plans,
 )
 from tests.harness.waiting import until
-from tests.stubs import Hang, ProviderStub, ReceivedRequest, Reply, ToolCall
+from tests.stubs import Fail, Hang, ProviderStub, ReceivedRequest, Reply, ToolCall
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
 EMPTY = '{"steps": []}'
@@ -121,6 +121,22 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     comparison = await compare_runs(client, run, again["id"])
     assert [step["step"] for step in comparison["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
     assert comparison["disclosures"]["only_second"] == []
+
+
+async def test_a_step_of_the_conductors_that_never_had_a_plan_cannot_be_repeated(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    """Nobody is asked for one in a replay, so that it would wait for a plan until its time is over."""
+    script_plans(stub, NESTED)
+    for name in ANSWERS:
+        stub.always(name, Fail(status=404))
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    failed = await client.post("/v1/chat/completions", json={"model": "baton-nested", "messages": messages})
+    assert failed.status_code == 502
+    script_answers(stub)
+    refused = await replay(client, str(failed.headers["x-baton-run"]), wait=1)
+    assert code(refused) == (400, "not_replayable")
+    assert "before 1.1 had a plan" in refused.json()["error"]["message"]
 
 
 async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_their_source(

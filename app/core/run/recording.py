@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.message.chat import Message, message_from_json, message_to_json
-from app.core.plan.workflow import Access, Step, access_from_list
+from app.core.plan.workflow import CONDUCTOR, Access, Step, access_from_list
 from app.core.run.events import Event, PlanStep, facts
 from app.core.run.state import Proposal, RunState, StepState
 
@@ -173,6 +173,17 @@ def plan_key(proposal: Proposal, place_of_step: Mapping[int, str]) -> str:
     if proposal.parent is not None:
         return place_of_step[proposal.parent]
     return str(proposal.round)
+
+
+def steps_without_plan(plans: Mapping[str, RecordedPlan]) -> Sequence[str]:
+    """Return the places of the steps that the conductor was to take and for which none of these plans is."""
+    places_without_plan = []
+    for key, plan in plans.items():
+        for position, step in enumerate(plan.steps):
+            place = f"{key}.{position}"
+            if step.worker == CONDUCTOR and position not in plan.kept_outputs and place not in plans:
+                places_without_plan.append(place)
+    return places_without_plan
 
 
 # -- reading a journal

@@ -33,6 +33,7 @@ from app.core.run.recording import (
     record_tool_use,
     results_for_calls,
     steps_before,
+    steps_without_plan,
 )
 from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow
@@ -148,6 +149,8 @@ def recording(
     elif changes.worker is not None:
         plans = {key: _with_worker(plan, changes.worker) for key, plan in plans.items()}
     _refuse("1" not in plans, "run", "The run has no plan that could be repeated; choose a model that plans.")
+    unplanned = ", ".join(steps_without_plan(plans))
+    _refuse(bool(unplanned), "run", f"The run ended before {unplanned} had a plan; choose a model that plans.")
     return Recording(earlier.state.run, plans, tools, earlier.requests)
 
 
