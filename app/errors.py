@@ -24,7 +24,7 @@ input, of a worker's prompt, of a provider's reply or of a key may ever be put i
 """
 
 from datetime import UTC, datetime
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, Self
 
 from msgspec import Struct
 
@@ -94,6 +94,15 @@ class BatonError(Exception):
             retry_after = RETRY_SECONDS
         self.retry_after = retry_after
         super().__init__(self.message)
+
+    def without_frames(self) -> Self:
+        """Return this error, without the frames in which it and those before it were raised.
+
+        For an error that is kept by what these frames refer to: only the garbage collector would free both, with all
+        that the frames hold, such as the request to a provider.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
 
 
 class CallerError(BatonError):

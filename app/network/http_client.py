@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import httpx
@@ -26,6 +26,8 @@ from app.network import tls
 KEEP_ALIVE_SECONDS = 20.0
 """Seconds for which an idle connection is kept: less than what most servers and load balancers allow, so that a request
 is rarely sent into a connection that is being closed. (vLLM allows 5 by default; the guide sets it higher.)"""
+_STREAM = "stream"
+"""The extension of a response under which the transport leaves its stream."""
 _RAISED = (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError)
 """The errors that `AiohttpTransport` raises: it gives some of aiohttp's errors a class of httpx, and leaves others."""
 _HTTPX_ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
@@ -121,6 +123,7 @@ class Transport(AiohttpTransport):
         except _RAISED as error:
             raise _httpx_error(error) from error
         response.stream = _Body(cast(httpx.AsyncByteStream, response.stream))
+        response.extensions[_STREAM] = response.stream
         return response
 
 
@@ -197,9 +200,20 @@ class NoCookies(httpx.Cookies):
 
 
 class _Client(httpx.AsyncClient):
-    """A client without cookies."""
+    """A client without cookies, whose responses are freed with their last use."""
 
     _none = NoCookies()
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Send a request.
+
+        httpx lets the response's stream refer to the response. Such a pair stays in memory until the garbage collector
+        finds it, with the body of the request, and the collector of a busy process rarely looks (`gc_policy.py`). So
+        the stream of the transport is put back.
+        """
+        response = await super().send(request, **options)
+        response.stream = response.extensions.get(_STREAM, response.stream)
+        return response
 
     @property
     def cookies(self) -> httpx.Cookies:

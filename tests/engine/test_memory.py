@@ -4,13 +4,14 @@ import gc
 from collections.abc import Iterator
 from weakref import ref
 
+import httpx
 import pytest
 
 from app.engine.runs.driver import Driver
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, order, plan, plan_text
 from tests.harness.waiting import until
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Drop, Fail, ProviderStub, Reply, Truncate
 
 
 @pytest.fixture
@@ -49,3 +50,28 @@ async def test_a_driver_that_asked_a_conductor_is_freed_with_its_run(
 async def test_a_driver_is_freed_after_failures(stub: ProviderStub, runtime: Runtime, uncollected: None) -> None:
     stub.always("*", Fail(status=400))
     assert await is_freed(runtime, plan=plan(("alpha", "one", ["user"])))
+
+
+BEHAVIOURS = {
+    "answers": Reply(),
+    "refuses": Fail(status=400),
+    "hangs up": Drop(),
+    "breaks off": Reply(fault=Truncate(after=1)),
+}
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+async def test_what_was_sent_to_a_worker_is_freed_with_its_run(
+    stub: ProviderStub, runtime: Runtime, uncollected: None, behaviour: str, tier: str
+) -> None:
+    """A request has the whole conversation in it, and the collector does not count the size of what it would free."""
+    stub.always("*", BEHAVIOURS[behaviour])
+
+    def left() -> list[object]:
+        return [found for found in gc.get_objects() if type(found) in (httpx.Request, httpx.Response)]
+
+    for streams in (False, True):
+        await finish(await runtime.runs.start(order(runtime, tier, streams=streams)))
+    assert stub.requests
+    await until(lambda: not left(), what="the requests are freed")

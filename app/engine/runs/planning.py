@@ -442,7 +442,7 @@ class Planner:
             if refused:
                 raise PlanRejected(refused)
         except BatonError as caught:
-            error = caught
+            error = caught.without_frames()  # the attempt keeps it
         except Exception as bug:
             error = BatonError()
             self._context.telemetry.log(
@@ -506,6 +506,7 @@ class Planner:
             embedding = await self._ask_embedder(state, command, writer, worker, text)
             return RequestEmbedding(sketch_to_features(embedding, worker.model))
         except BatonError as error:
+            error.without_frames()
             return RequestEmbedding(blind=error.public_code or "embedder_failed")
 
     async def _ask_embedder(

@@ -612,7 +612,8 @@ class Execution:
         except asyncio.CancelledError:
             await self._withdraw()
             raise
-        except BatonError:
+        except BatonError as error:
+            error.without_frames()  # the attempt keeps it
             return False
         finally:
             self._was_streamed = relay.was_sent
