@@ -43,6 +43,15 @@ def test_every_parameter_of_the_official_client_has_a_row() -> None:
     assert set(INPUT_TOKENS) == set(typing.get_type_hints(input_token_count_params.InputTokenCountParams))
 
 
+@pytest.mark.parametrize("reply", [Reply(chunks=()), Reply(chunks=(), refusal="I cannot help with that.")])
+async def test_no_notes_are_no_compaction(stub: ProviderStub, client: httpx.AsyncClient, reply: Reply) -> None:
+    """The caller would send an empty item, or a refusal, in the place of the conversation."""
+    stub.always("*", reply)
+    refused = await client.post("/v1/responses/compact", json=MINI | {"input": [user("Go.")]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "no_notes")
+    assert refused.headers["x-baton-run"] in refused.json()["error"]["message"]
+
+
 @pytest.mark.long
 async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Twice, since notes are themselves compacted; and the worker of the notes sees everything, tools included."""

@@ -13,8 +13,9 @@ from pydantic import Field
 from app.core.message.chat import Message, Task, Text
 from app.core.run.identifiers import format_reply_id
 from app.engine.delivery.messages import TurnEnd
-from app.errors import InvalidRequest
+from app.errors import Conflict, InvalidRequest, RunFailed
 from app.gateway.chat.route import extension
+from app.gateway.http.fault import AWAITING_APPROVAL
 from app.gateway.responses.calls import pair_outputs, unknown_call_error
 from app.gateway.responses.compaction_item import find_notes, item_of
 from app.gateway.responses.input import Item
@@ -81,6 +82,20 @@ def _with_new_ids(messages: Iterable[Message]) -> list[Message]:
             raise unknown_call_error()
         renumbered.append(replace(message, calls=calls, call_id=ids.get(message.call_id, "")))
     return renumbered
+
+
+def require_notes(end: TurnEnd) -> None:
+    """Raise `Conflict` while the notes wait for an approval of their plan, and `RunFailed` if there are none: a caller
+    would send an empty item, or a refusal, in the place of its conversation."""
+    if end.state.state == AWAITING_APPROVAL:
+        raise Conflict(
+            "The plan for the notes waits for an approval, so there are none yet: keep the conversation as it is. The "
+            "same request with its Idempotency-Key gets the notes once the plan is approved.",
+            code=AWAITING_APPROVAL,
+        )
+    if not end.answer or end.refusal:
+        message = "No worker has written notes: keep the conversation as it is."
+        raise RunFailed(message, code="no_notes", run=end.state.run)
 
 
 def compaction_reply(subject: Subject, end: TurnEnd) -> dict[str, Any]:

@@ -52,10 +52,7 @@ NOT_BACKGROUND_MESSAGE = (
     "Cannot cancel a synchronous response: it was not created with background: true. "
     "POST /v1/runs/{id}/cancel stops the run of any response."
 )
-NO_NOTES_YET_MESSAGE = (
-    "The plan for the notes waits for an approval, so there are none yet: keep the conversation as it is. The same "
-    "request with its Idempotency-Key gets the notes once the plan is approved."
-)
+
 
 SCHEMAS: Final[operations.Schemas] = {
     "ResponsesRequest": lambda: build_schema(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
@@ -141,8 +138,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         turn = await idempotency.begin(request, caller, body, order)
         end = await collect(context, turn, request.receive)
-        if end.state.state == AWAITING_APPROVAL:
-            raise Conflict(NO_NOTES_YET_MESSAGE, code=AWAITING_APPROVAL)
+        compaction.require_notes(end)
         return json_reply(compaction.compaction_reply(await subject(context.store, end.state), end))
 
     router.add_api_route(
