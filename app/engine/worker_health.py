@@ -91,7 +91,9 @@ class Health:
         self._last_signs = _only(kept, self._last_signs)
         self._slow_replies = _only(kept, self._slow_replies)
         self._reply_seconds = _only(kept, self._reply_seconds)
+        changed = self._specs.keys() - unchanged
         self._specs, self._workers = catalog.providers, catalog.workers
+        self.forget_providers(changed)
         for worker in catalog.workers.values():
             self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
 
@@ -110,10 +112,11 @@ class Health:
         self._telemetry.log(logging.WARNING, words, provider=provider, endpoint=endpoint, reason=reason)
 
     def forget_providers(self, providers: Collection[str]) -> None:
-        """Take the workers of these providers for healthy, as after a start: their keys have changed."""
+        """Take the workers of these providers for healthy, as after a start: their settings or keys have changed. Calls
+        that began before say nothing of them."""
         for worker in self._workers.values():
             if worker.provider in providers:
-                self._breakers.pop(_key(worker), None)
+                self._breakers[_key(worker)] = Breaker(since=self._monotonic())
 
     def state(self, worker: Worker) -> str:
         """Return the state of its breaker: `closed`, `half_open`, or `open` while it is ejected."""

@@ -192,6 +192,15 @@ def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health
     assert health.ejected_workers(list(WORKERS.values())) == near
 
 
+def test_calls_that_began_before_a_provider_was_corrected_say_nothing_of_it(health: Health, clock: Clock) -> None:
+    clock.seconds += 10.0
+    health.use_catalog(replace(CATALOG, providers={**SPECS, "far": replace(SPECS["far"], base_url="http://new")}))
+    health.forget_providers({"near"})
+    for name in NAMES:
+        settle(health, name, "misconfigured")
+    assert health.ejected_workers(list(WORKERS.values())) == {}
+
+
 # -- other processes
 
 
