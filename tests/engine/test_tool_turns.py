@@ -227,6 +227,17 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtim
     assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_refusal_is_an_answer_also_where_a_tool_call_was_demanded(
+    stub: ProviderStub, runtime: Runtime, streams: bool
+) -> None:
+    stub.always("alpha", Reply(chunks=(), refusal="No."))
+    conversation = Conversation(runtime, toolbox=Toolbox((LOOK,), "required"), extra={"streams": streams})
+    outcome = await conversation.take_turn()
+    assert (outcome.ended.answer, outcome.ended.refusal) == ("No.", True)
+    assert len(stub.requests) == 1
+
+
 async def test_the_definitions_of_tools_are_part_of_an_input_that_nobody_reports(
     stub: ProviderStub, runtime: Runtime
 ) -> None:

@@ -171,11 +171,12 @@ class Reply:
 
     def judge(self) -> None:
         """Raise `WorkerMalformed` for tool calls that cannot be handed on, for missing ones, and for an answer that has
-        not the form that was asked for. A reply that was cut off has no calls that count, and no form."""
-        if self.finish in ("stop", "tool_calls"):
-            self._raise_fault(fault_of_calls(self.calls, self._toolbox))
-        is_whole_answer = self.finish == "stop" and not self.calls and not self._refused
-        if self._form is None or not is_whole_answer:
+        not the form that was asked for. A reply that was cut off has no calls that count, and no form; nor has a
+        refusal."""
+        if self.finish not in ("stop", "tool_calls") or (self._refused and not self.calls):
+            return
+        self._raise_fault(fault_of_calls(self.calls, self._toolbox))
+        if self._form is None or self.calls:
             return
         form_faults = faults(self._form, self.text)
         if form_faults:
