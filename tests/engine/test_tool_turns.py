@@ -227,6 +227,17 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtim
     assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
+async def test_a_quick_worker_is_asked_for_whole_replies_in_later_turns_too(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a")), tool_call_reply(look_call("b")), DONE)
+    conversation = Conversation(runtime)
+    for result in ("A", "B"):
+        conversation.add_results(await conversation.take_turn(), result)
+    await conversation.take_turn()
+    assert [received.json.get("stream", False) for received in stub.requests] == [True, False, False]
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_refusal_is_an_answer_also_where_a_tool_call_was_demanded(
     stub: ProviderStub, runtime: Runtime, streams: bool

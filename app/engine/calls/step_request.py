@@ -317,6 +317,11 @@ class Candidates:
         """Return True if another worker could take over from the current one."""
         return len(self._workers) > 1 and self._attempts_left > 1
 
+    @property
+    def is_untried(self) -> bool:
+        """Return True before the first attempt of this turn has ended."""
+        return not self._tries and not self._errors
+
     def can_replace(self, worker: Worker, seconds_left: float) -> bool:
         """Return True if another worker could take over from this one after its share of the seconds that the run has
         left, and answer in the rest of them."""

@@ -490,7 +490,7 @@ class Execution:
             tier_seconds=most_seconds,
             cuts=_may_be_cut(state, view.step, request, most_seconds),
         )
-        watched = self._is_watched(request, provider, time)
+        watched = self._is_watched(basis.candidates, request, provider, time)
         planned = PlannedCall(
             call=self._context.name("call"),
             step=view.step.n,
@@ -515,10 +515,10 @@ class Execution:
         )
         return Attempt(self._context, catalog, planned, time)
 
-    def _is_watched(self, request: Request, provider: ProviderSpec, time: CallTime) -> bool:
+    def _is_watched(self, candidates: Candidates, request: Request, provider: ProviderSpec, time: CallTime) -> bool:
         """Return whether a reply is streamed only for this process to see that the worker goes on, or to have its text
         when the run's time is over; no caller is sent it as it comes."""
-        is_first_of_quick = self._number == 0 and self._context.health.is_quick(request.worker)
+        is_first_of_quick = candidates.is_untried and self._context.health.is_quick(request.worker)
         if time.spare and not is_first_of_quick and is_long(request, provider):
             return True
         return time.cuts and provider.streams and not request.live
