@@ -429,6 +429,21 @@ async def read_report(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @pytest.mark.long
+async def test_a_shadow_whose_plan_nobody_approves_says_nothing_about_the_candidate(tmp_path: Path) -> None:
+    rule = "[tiers.baton-again.approval]\nalways = true\nseconds = 0.01\n"
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        async with (
+            run_service_with_shadows(tmp_path, pool_with_shadows(stub, tier="baton-again") + rule) as (runtime, shadows),
+            client_of(runtime) as client,
+        ):
+            run, _ = await answer_one_run(runtime, tenant="acme")
+            await shadows.look()
+            assert (await shadow_of(runtime, run)).error == "approval_expired"
+            (candidate,) = (await read_report(client))["candidates"]
+            assert (candidate["pairs"], candidate["unfinished"]) == (0, 1)
+
+
 async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> None:
     """Two of three answers agree, and graders have judged one pair: a user who asked twice counts once."""
     pool_end = "\n[tiers.baton-mini.promotion]\nmin_pairs = 2\nmax_cost_increase = 0.5\nmin_success_difference = -0.1\n"

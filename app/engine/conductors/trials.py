@@ -41,6 +41,7 @@ from app.core.rating.promotion import (
     pairs_needed,
     summarize_run,
 )
+from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import PlanAccepted, RunAdmitted, facts, read_facts
 from app.core.run.kinds import TERMINAL, Kind
 from app.core.run.state import CALLER, REPLAY
@@ -81,7 +82,8 @@ class SubjectShadows(Struct, frozen=True):
     """Shadows that were only planned; they are in no pair."""
     valid_plans: int = 0
     unfinished: int = 0
-    """Shadows that have not ended, or that the budget of shadows has ended, or whose run another budget has ended."""
+    """Shadows that have not ended, or that the budget of shadows has ended, or whose plan nobody approved, or whose run
+    another budget has ended."""
 
 
 async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[SubjectShadows, ...]:
@@ -149,6 +151,11 @@ def _was_ended_by_a_shared_budget(run: JournaledRun) -> bool:
     return any(event.kind in TERMINAL and event.body.get("budget") for event in run.events)
 
 
+def _lacks_approval(run: JournaledRun) -> bool:
+    """Return True if a run ended because its plan was refused, or not approved in time."""
+    return any(event.kind in TERMINAL and event.body.get("error") in (EXPIRED, REFUSED) for event in run.events)
+
+
 def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
@@ -158,9 +165,9 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
 
 
 def _add_shadow(shadows: SubjectShadows, shadow: JournaledRun, origin: JournaledRun | None) -> SubjectShadows:
-    """Return the shadows with one more. A shadow that ran out of the budget of shadows says nothing about the
-    candidate."""
-    is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled")
+    """Return the shadows with one more. A shadow that ran out of the budget of shadows, or whose plan nobody approved,
+    says nothing about the candidate."""
+    is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled") and not _lacks_approval(shadow)
     if not is_finished or origin is None or not origin.ended or _was_ended_by_a_shared_budget(origin):
         return replace(shadows, unfinished=shadows.unfinished + 1)
     if _admission(shadow).preview:
