@@ -433,8 +433,9 @@ async def test_a_shadow_whose_plan_nobody_approves_says_nothing_about_the_candid
     rule = "[tiers.baton-again.approval]\nalways = true\nseconds = 0.01\n"
     async with ProviderStub() as stub:
         script_answers(stub)
+        text = pool_with_shadows(stub, tier="baton-again") + rule
         async with (
-            run_service_with_shadows(tmp_path, pool_with_shadows(stub, tier="baton-again") + rule) as (runtime, shadows),
+            run_service_with_shadows(tmp_path, text) as (runtime, shadows),
             client_of(runtime) as client,
         ):
             run, _ = await answer_one_run(runtime, tenant="acme")
