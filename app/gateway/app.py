@@ -306,6 +306,7 @@ class RequestMiddleware:
             error = RecordDamaged(f"{error} No request can mend it: report it to the operator.")
         if not isinstance(error, BatonError):
             return None
+        error.without_frames()  # the end of a turn keeps its error, and the frames keep the request
         scope["baton.log"].fail(error)
         if isinstance(error, RecordDamaged):
             fields = {"route": route_of(scope), "request": scope["baton.log"].id, "error": error.message}

@@ -6,12 +6,17 @@ from weakref import ref
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from app.engine.calls.attempt import Attempt
+from app.engine.commit.run_writer import RunWriter
+from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.driver import Driver
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, order, plan, plan_text
+from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import until
-from tests.stubs import Drop, Fail, ProviderStub, Reply, Truncate
+from tests.stubs import Drop, Fail, Hang, ProviderStub, Reply, Truncate
 
 
 @pytest.fixture
@@ -68,10 +73,35 @@ async def test_what_was_sent_to_a_worker_is_freed_with_its_run(
     """A request has the whole conversation in it, and the collector does not count the size of what it would free."""
     stub.always("*", BEHAVIOURS[behaviour])
 
-    def left() -> list[object]:
-        return [found for found in gc.get_objects() if type(found) in (httpx.Request, httpx.Response)]
-
     for streams in (False, True):
         await finish(await runtime.runs.start(order(runtime, tier, streams=streams)))
     assert stub.requests
-    await until(lambda: not left(), what="the requests are freed")
+    await until(lambda: not instances(httpx.Request, httpx.Response), what="the requests are freed")
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_a_run_that_is_cancelled_while_a_worker_is_silent_is_freed(
+    stub: ProviderStub, runtime: Runtime, uncollected: None, tier: str
+) -> None:
+    """On the first tier a step is cancelled, on the second one a plan."""
+    stub.always("*", Hang())
+    followed_run = await runtime.runs.start(order(runtime, tier))
+    await stub.wait_for(1)
+    runtime.runs.cancellations.ask(followed_run.run, "client")
+    await finish(followed_run)
+    del followed_run
+    await until(lambda: not instances(Attempt, RunWriter, httpx.Request), what="the run is freed")
+
+
+async def test_a_request_whose_run_failed_is_freed(
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient, uncollected: None
+) -> None:
+    stub.always("*", Fail(status=400))
+    reply = await client.post("/v1/chat/completions", json=chat_body())
+    assert reply.status_code == 400
+    await until(lambda: not instances(TurnEnd, Request), what="the request is freed")
+
+
+def instances(*classes: type) -> list[object]:
+    """Return the objects of these classes that are in memory."""
+    return [found for found in gc.get_objects() if type(found) in classes]

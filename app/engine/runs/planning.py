@@ -410,7 +410,9 @@ class Planner:
         if not self._stopped:  # a second cancellation would interrupt the writing of the outcome
             self._stopped = True
             self._running.cancel()
-        await asyncio.wait([self._running], timeout=STOP_WAIT_SECONDS)
+        done, _ = await asyncio.wait([self._running], timeout=STOP_WAIT_SECONDS)
+        if done:
+            self._running = None  # the cancellation that it ended with refers to this planner
 
     async def _propose(self, state: RunState, command: Propose, writer: RunWriter) -> None:
         conductor = self._conductor_for(state, command)
