@@ -478,6 +478,9 @@ class Call:
         """Return the error of the service for one of the network; `headers` says that the response's have come."""
         before, after = next(row[1:] for row in ERROR_CLASSES if isinstance(error, row[0]))
         kind = after if headers else before
+        if isinstance(error, httpx.ConnectTimeout):  # nothing was sent
+            self._note = "too long to connect"
+            return fault(kind, self._sender, self._note, failure=Failure("connection"))
         if kind is WorkerTimeout:
             self._note = f"too long {self._stage()}"
             return fault(kind, self._sender, self._note)

@@ -1,5 +1,6 @@
 """Deadlines of a worker inside a run: one that hangs, stalls or never ends is left in time for another (F-23)."""
 
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
     await until(lambda: all(received.disconnected_at is not None for received in stub.requests_for("alpha")))
+
+
+async def test_a_worker_to_which_no_connection_comes_about_costs_nothing(stub: ProviderStub, tmp_path: Path) -> None:
+    """The server takes the connection and never answers the beginning of TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"https://127.0.0.1:{server.getsockname()[1]}/v1"
+        pool = pool_text(stub).replace(stub.vllm_url, url).replace("connect = 30", "connect = 0.3")
+        async with running_service(tmp_path, pool) as runtime:
+            limits = limits_with(runtime, "baton-mini", attempts=1)
+            outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
+            [finished] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)
+    assert (finished["usd"], finished["error"], finished["reason"]) == (0, "worker_timeout", "connection")
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])

@@ -637,7 +637,8 @@ class Attempt:
         if was_stopped and self._request.live:
             return policy.usage_of_cancelled(self._request.messages, self._request.toolbox, self._max_output, written)
         adapter_broke = self._has_code(ADAPTER_BROKE)
-        was_given_up = adapter_broke or isinstance(self.error, WorkerTimeout)
+        was_sent = self.failure is None or self.failure.reason != "connection"
+        was_given_up = adapter_broke or (isinstance(self.error, WorkerTimeout) and was_sent)
         if self.outcome == "error" and not written and not was_given_up:
             return Usage()
         unreceived = 0
