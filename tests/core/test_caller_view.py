@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from app.core.run import caller_view, drafts
 from app.core.run.caller_view import ATTEMPT, DONE, Position
-from app.core.run.events import Fact, Kind
+from app.core.run.events import ENDS, Fact, Kind
 from app.core.run.fold import fold
 from app.core.run.progress import give_up
 from app.core.run.state import RunState, StepState
@@ -106,5 +106,21 @@ def test_attempts_are_counted_on_over_the_rounds() -> None:
     second_state = second_round(*lost, drafts.run_ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
     assert caller_view.end_position(second_state) == Position(1, 5)
     caller_view.check_position(second_state, Position(1, 3))
-    with pytest.raises((Conflict, InvalidRequest)):
+    with pytest.raises(Conflict, match="not part of the answer"):
         caller_view.check_position(second_state, Position(2, 3))
+    with pytest.raises(InvalidRequest):
+        caller_view.check_position(second_state, Position(3, 3))
+
+
+def test_words_of_the_answering_step_are_not_continued_by_those_of_the_step_that_stands_in_for_it() -> None:
+    """It has answered nothing after all, and words of its lost second attempt were sent."""
+    state = with_answer(running(["ok", "truncated"]), "call_1")
+    draft = replace(state.calls["call_1"], id="draft", step=0)
+    steps = {0: replace(state.steps[0], call="draft"), 1: replace(state.steps[1], chars=0)}
+    ended = replace(state, state="succeeded", calls={"draft": draft, **state.calls}, steps=steps)
+    ended = replace(ended, end=ENDS[Kind.SUCCEEDED](step=0, fell_back=True))
+    assert caller_view.end_position(ended) == Position(3, ended.steps[0].chars)
+    caller_view.check_position(ended, Position(3, 1))
+    for attempt in (1, 2):
+        with pytest.raises(Conflict, match="not part of the answer"):
+            caller_view.check_position(ended, Position(attempt, 1))

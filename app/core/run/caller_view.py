@@ -188,10 +188,10 @@ def _answering_calls(state: RunState, n: int) -> list[Call]:
         workflow = state.steps_of_round(number)
         if workflow:
             steps.append(workflow[-1])
-    cut_short = state.end is not None and state.end.stopped and state.round == 1
-    if cut_short and state.answering_step is not None:
-        steps.append(state.answering_step)  # what it had sent is not the answer, which another step gave before
-    steps.append(state.steps[n])
+    step, last = state.steps[n], state.answering_step
+    if state.end is not None and last is not None and last.n != n and last.proposal == step.proposal:
+        steps.append(last)  # what it had sent is not the answer, which another step gave before
+    steps.append(step)
     calls: list[Call] = []
     for step in steps:
         calls += [call for call in state.calls.values() if call.step == step.n or call.id == step.call]
@@ -238,6 +238,8 @@ def check_position(state: RunState, at: Position) -> None:
     if step is None:
         raise unknown_event_error()
     calls = _answering_calls(state, step.n)
+    if at.attempt > len(calls) and _was_made_in_stopped_round(state, at.attempt):
+        raise answer_changed_error(state.run)
     if at.attempt > len(calls):
         raise unknown_event_error()
     call = calls[at.attempt - 1]
@@ -249,6 +251,15 @@ def check_position(state: RunState, at: Position) -> None:
         raise answer_changed_error(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
         raise unknown_event_error()
+
+
+def _was_made_in_stopped_round(state: RunState, attempt: int) -> bool:
+    """Return True if the attempt of this number is one of a last round that has no answer, so that another round's
+    counts."""
+    last = state.answering_step
+    if state.end is None or not state.end.stopped or last is None:
+        return False
+    return attempt <= len(_answering_calls(state, last.n))
 
 
 def unknown_event_error() -> InvalidRequest:
