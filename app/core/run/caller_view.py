@@ -189,7 +189,8 @@ def _answering_calls(state: RunState, n: int) -> list[Call]:
         if workflow:
             steps.append(workflow[-1])
     step, last = state.steps[n], state.answering_step
-    if state.end is not None and last is not None and last.n != n and last.proposal == step.proposal:
+    gives_answer = state.end is not None and state.end.step == n
+    if gives_answer and last is not None and last.n != n and last.proposal == step.proposal:
         steps.append(last)  # what it had sent is not the answer, which another step gave before
     steps.append(step)
     calls: list[Call] = []
