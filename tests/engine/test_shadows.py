@@ -256,6 +256,19 @@ async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) ->
             assert (row.state, stub.requests_for("gamma")) == ("awaiting_approval", [])
 
 
+async def test_a_worker_that_the_tiers_approval_names_does_not_plan_its_shadows(tmp_path: Path) -> None:
+    """It would read the task before there is a plan that somebody could approve."""
+    rule = '[tiers.baton-mini.approval]\nworkers = ["gamma"]\n'
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        pool = pool_with_shadows(stub, tier="baton-ultra") + rule
+        pool = pool.replace('worker = "planner"', 'worker = "gamma"')
+        async with run_service_with_shadows(tmp_path, pool) as (runtime, shadows):
+            await answer_one_run(runtime)
+            await shadows.look()
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({"not_approved": 1}, [])
+
+
 async def test_a_run_that_a_fallback_answered_since_nobody_approved_its_plan_gets_no_shadow(tmp_path: Path) -> None:
     rule = '[tiers.baton-mini.approval]\nworkers = ["alpha"]\nseconds = 0.01\non_expiry = "fallback-plan"\n'
     async with ProviderStub() as stub:

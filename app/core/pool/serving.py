@@ -46,21 +46,9 @@ def objection(catalog: Catalog, tier: str, subject: str) -> str:
     if other is None:
         others = ", ".join(name for name in catalog.tiers if name != tier)
         return f"the pool file has no {subject}; its other tiers are: {others or 'none'}"
-    reader = _reader_before_approval(catalog, catalog.tiers[tier], other)
+    reader = reader_before_approval(catalog, catalog.tiers[tier], other)
     if reader:
         return f"{reader}, which reads its tasks before a plan can be approved, is named by the approval of {tier}"
-    return ""
-
-
-def _reader_before_approval(catalog: Catalog, tier: Tier, other: Tier) -> str:
-    """Return a worker that the tier's approval names and that would read its tasks before there is a plan to approve,
-    because it conducts or makes embeddings for the other definition; empty if there is none."""
-    readers = [other.conductor.worker]
-    if other.conductor.selector is not None:
-        readers.append(other.conductor.selector.embedder)
-    for name in readers:
-        if name is not None and tier.approval is not None and tier.approval.names(catalog.workers[name]):
-            return name
     return ""
 
 
@@ -91,7 +79,7 @@ def serve_tier(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     within the limits of both. None if the pool file does not have the subject, or if somebody whom the tier's approval
     names would read the task before."""
     other = definition(catalog, tier, subject)
-    if other is None or _reader_before_approval(catalog, tier, other):
+    if other is None or reader_before_approval(catalog, tier, other):
         return None
     usual = other.efforts[other.effort]
     efforts = {level: within(limits, other.efforts.get(level, usual)) for level, limits in tier.efforts.items()}
@@ -104,6 +92,18 @@ def serve_tier(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
         approval=tier.approval or other.approval,
         served_by=subject,
     )
+
+
+def reader_before_approval(catalog: Catalog, tier: Tier, other: Tier) -> str:
+    """Return a worker that the tier's approval names and that would read its tasks before there is a plan to approve,
+    because it conducts or makes embeddings for the other definition; empty if there is none."""
+    readers = [other.conductor.worker]
+    if other.conductor.selector is not None:
+        readers.append(other.conductor.selector.embedder)
+    for name in readers:
+        if name is not None and tier.approval is not None and tier.approval.names(catalog.workers[name]):
+            return name
+    return ""
 
 
 def within(limits: Limits, others: Limits) -> Limits:

@@ -39,7 +39,8 @@ no_worker ....... none of the shadow's workers can take the request for another 
 opted_out ....... the request says `baton.shadow = false`, or its tenant or key is excepted
 served .......... it was served, or planned, by what the shadow would repeat it under
 cancelled ....... the caller did not want the answer
-not_approved .... the run's plan was refused, or nobody approved it in time
+not_approved .... the run's plan was refused, or nobody approved it in time; or the shadow would be planned by a worker
+                  that the tier's approval names
 content_erased .. the request is no longer stored
 failed .......... it could not be started because of a fault, which is logged
 """

@@ -29,7 +29,7 @@ from app.core.pool.catalog import LIMITS, Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
-from app.core.pool.serving import definition
+from app.core.pool.serving import definition, reader_before_approval
 from app.core.rating.evidence import PolicyState
 from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
 from app.core.run.approvals import EXPIRED
@@ -174,7 +174,7 @@ class Shadows:
                 return ""
             events = (await self._context.store.journal(run)).events
             admitted = next(facts(events, RunAdmitted))
-            reason = _refusal(spec, row, admitted, events)
+            reason = _refusal(catalog, tier, spec, row, admitted, events)
             if reason:
                 return reason
             task = await task_of(self._context.store, run, admitted.task)
@@ -231,7 +231,9 @@ def _is_worth_storing(before: ShadowNotes, after: ShadowNotes) -> bool:
     return after.mark - before.mark > LATE_SECONDS
 
 
-def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, events: Sequence[Event]) -> str:
+def _refusal(
+    catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, events: Sequence[Event]
+) -> str:
     """Return the reason why a run gets no shadow; empty if it gets one."""
     is_excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
     if is_excepted or not admitted.shadow or admitted.preview:
@@ -241,7 +243,9 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, events: Seque
         return "served"
     if row.state == "cancelled":
         return "cancelled"
-    if _lacks_approval(events):
+    shadow_tier = definition(catalog, tier, spec.subject)
+    is_read_before = shadow_tier is not None and reader_before_approval(catalog, tier, shadow_tier)
+    if is_read_before or _lacks_approval(events):
         return "not_approved"
     return ""
 
