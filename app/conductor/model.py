@@ -74,6 +74,8 @@ class WorkerProbabilities:
 
     The choice is the digits after `"worker":`. vLLM reports log-probabilities after the grammar's mask, so they sum to
     one over the legal ordinals; the product over the digits' tokens is the choice's probability at temperature 1.
+    Servers list the tokens of the model's thoughts, too, which may hold drafts of the plan: its own opening is the
+    last one.
     """
 
     def __init__(self) -> None:
@@ -91,6 +93,9 @@ class WorkerProbabilities:
     def next_probability(self, ordinal: int) -> float | None:
         """Return the probability of the next worker choice, `ordinal`; None if the decoder reported none."""
         digits = str(ordinal)
+        if not self._at:
+            for opening in proposals.START.finditer(self._text):
+                self._at = opening.end()
         label = self._text.find(LABEL, self._at)
         if label < 0:
             return None

@@ -341,6 +341,21 @@ async def test_one_read_may_hold_the_whole_plan() -> None:
     assert (step.worker, step.probability) == (NAMES[2], 0.5)
 
 
+async def test_a_plan_that_the_model_has_only_thought_of_says_nothing_of_its_choice() -> None:
+    """Servers leave the thoughts out of the text, but not out of the tokens that they list."""
+    thought = '<think>{"steps": [{"worker": 2, "subtask": "x", "access": ["user"]}]} is dearer than 0.</think>'
+    reads: list[list[Piece]] = [[ChosenToken(thought, math.log(0.9))]]
+    reads += decode_tokens(
+        ('{"steps": [{"worker": ', 1.0),
+        ("2", 0.5),
+        (', "subtask": "x", "access": ["user"]}, {"worker": ', 1.0),
+        ("0", 0.25),
+        (', "subtask": "y", "access": [0]}]}', 1.0),
+    )
+    steps = await propose_all_steps(model(), BRIEF, ScriptedAsk(reads))
+    assert [(step.worker, step.probability) for step in steps] == [(NAMES[2], 0.5), (NAMES[0], 0.25)]
+
+
 async def test_without_logprobs_no_probability_is_claimed() -> None:
     assert [step.probability for step in await propose_all_steps(model(), BRIEF, saying(chain(2)))] == [None, None]
 

@@ -39,6 +39,8 @@ FIELDS = frozenset({"worker", "subtask", "access"})
 """The fields that each step has."""
 OPTIONAL = frozenset({"tools"})
 """Further fields that a step may have, beside those of the reasons."""
+START = re.compile(r'\{\s{0,99}"steps"\s{0,99}:\s{0,99}\[')
+"""The opening of a plan, up to the first of its steps."""
 WHY, WITHHELD, SHAPE = "why", "withheld", "shape"
 """The fields of the reasons: why this worker, why no more access; and, behind the steps, why this shape."""
 
@@ -247,7 +249,6 @@ class PlanReader:
     is invalid, no later one is given, and `finish` raises `PlanRejected` with the reasons of all of them.
     """
 
-    _START = re.compile(r'\{\s{0,99}"steps"\s{0,99}:\s{0,99}\[')
     _LONGEST_START = 320
     _SHAPE = re.compile(r',\s{0,99}"shape"\s{0,99}:\s{0,99}(?=")')
 
@@ -327,7 +328,7 @@ class PlanReader:
 
     def _find_start(self) -> bool:
         """Return whether the plan has begun: at its first opening outside of a thinking block."""
-        while opening := self._START.search(self._text, max(self._after, self._sought)):
+        while opening := START.search(self._text, max(self._after, self._sought)):
             thought = self._text.find("<think>", self._after, opening.start())
             if thought < 0:
                 self._started = True
