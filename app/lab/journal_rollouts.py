@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Task, task_from_json
+from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Step, critical_path_seconds
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
@@ -59,12 +60,17 @@ def rollout(
     order = _order(state, events, proposal)
     if catalog is None or not set(order) <= set(catalog.workers):
         raise SkippedRun("its pool is not known any more")
+    admitted = state.admitted
+    tier = tier_of(catalog, admitted.tier, admitted.model, admitted.served_by)
+    if tier is None:
+        raise SkippedRun("its tier is not known any more")
     brief = Brief(
         task=task,
         workers=tuple([catalog.workers[name] for name in order]),
         limits=state.admitted.limits,
         usd_left=_usd_left(state, events),
         seconds_left=_seconds_left(events),
+        message_chars=tier.conductor.message_chars,
     )
     steps = _steps(record, state, events, proposal)
     if not {step.worker for step in steps} <= set(order):

@@ -95,6 +95,15 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
     assert "tenant" not in line.replace("content", "")
 
 
+async def test_a_long_message_stands_in_a_rollout_as_the_conductor_was_shown_it(
+    runtime: Runtime, stub: ProviderStub
+) -> None:
+    await ask(runtime, "# A heading\n" + "Words and words.\n" * 1_000)
+    ((rollout,), _) = await collect(runtime)
+    body_sent = json.loads(stub.requests_for("planner")[0].body)
+    assert [turn["content"] for turn in rollout.prompt] == [turn["content"] for turn in body_sent["messages"]]
+
+
 async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(runtime: Runtime) -> None:
     """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
     for n in range(8):
