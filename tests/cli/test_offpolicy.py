@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.cli.commands import parse
 from app.cli.learning import offpolicy
+from app.core.plan.arms import tier_for
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime
+from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
+from tests.gateway.test_damaged_data import change
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
@@ -119,6 +123,53 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
     assert alpha["logged"]["value"] == pytest.approx(halved)
     assert {greedy["rows"], current["rows"]} == {RUNS}
     assert "because nothing was left to chance" in words
+
+
+async def test_a_plan_without_a_run_has_no_answer_that_could_be_rated(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_service(tmp_path, pool(stub)) as runtime:
+        await ask(runtime, "baton-ultra", 1.0)
+        await finish(await runtime.runs.start(order(runtime, "baton-ultra", preview=True)))
+        printed = await output_of(tmp_path, capsys, "--policy", "uniform", "--json")
+    assert json.loads(printed)[0]["unrated"] == 0
+
+
+async def test_a_run_that_cannot_be_read_is_counted_and_the_others_are_judged(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_service(tmp_path, pool(stub), audits=False) as runtime:
+        for _ in range(2):
+            await ask(runtime, "baton-ultra", 1.0)
+        damaged = (await runtime.context.store.runs(RunQuery(limit=1)))[0].id
+        change(tmp_path, f"UPDATE events SET body = 'no json' WHERE run = '{damaged}' AND seq = 3")
+        printed = await output_of(tmp_path, capsys, "--policy", "uniform", "--json")
+        words = await output_of(tmp_path, capsys, "--policy", "uniform")
+    assert json.loads(printed)[0]["rows"] == 1
+    assert "rated, but not usable: 1, because its journal cannot be read" in words
+
+
+async def test_an_arms_plans_are_judged_by_the_temperature_of_its_own_conductor(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model conducts another tier, at a temperature of 0."""
+    stub.always("judge", DRAWN)
+    arms = '[evaluation]\narms = true\nconductors = ["judge"]\n'
+    judge = (
+        '[workers.judge]\nprovider = "stub"\nmodel = "judge"\nprice = { input = 1.00, output = 2.00 }\n'
+        '[tiers.baton-judged]\npool = ["alpha", "beta"]\nfallback = "beta"\n'
+        'conductor = { kind = "model", worker = "judge" }\n'
+    )
+    async with running_service(tmp_path, pool(stub) + arms + judge) as runtime:
+        model = "baton-ultra:conductor:judge"
+        arm = tier_for(runtime.pool.catalog(), model)
+        assert arm is not None
+        base = replace(order(runtime, "baton-ultra"), tier=arm, model=model)
+        state = (await finish(await runtime.runs.start(base))).ended.state
+        rating = Feedback(f"fb_{state.run}", state.run, "tenant", "key", 5.0, "explicit", "user", "1", 1.0)
+        await runtime.context.store.rate(rating)
+        words = await output_of(tmp_path, capsys, status=1)
+    assert "because the model decodes at a temperature other than 1" in words
 
 
 async def test_what_a_model_decodes_greedily_was_not_drawn(

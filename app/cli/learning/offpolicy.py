@@ -19,12 +19,13 @@ from rich.table import Table
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.message.chat import task_from_json
+from app.core.plan.arms import tier_of
 from app.core.pool.catalog import Tier
 from app.core.rating.features import Features, features, find_last_question, from_json
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.kinds import COPIES
 from app.engine.conductors.ratings import posterior_of
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, EventMalformed
 from app.lab.logged_decisions import (
     ALWAYS,
     CURRENT,
@@ -126,11 +127,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _read(config: Configuration, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
-    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now))
+    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now), preview=False)
     async with storage.open_configured_store(config.settings) as store:
         async for row in storage.every_run(store, query):
-            if row.ended_at is not None and row.origin_kind != "shadow":
+            if row.ended_at is None or row.origin_kind == "shadow":
+                continue
+            try:
                 await _note(store, config, row, decisions)
+            except EventMalformed:
+                decisions.skip_counts["its journal cannot be read"] += 1
     return decisions
 
 
@@ -146,7 +151,7 @@ async def _note(store: Store, config: Configuration, row: RunRow, decisions: Jou
         return
     events = (await store.journal(row.id)).events
     decision = read_decision(events)
-    reason = _reason_not_usable(tier, decision)
+    reason = _reason_not_usable(tier_of(config.catalog, row.tier, row.model), decision)
     admission = next(facts(events, RunAdmitted), None)
     if admission is not None and admission.served_by:
         reason = "something else served it in the tier's place"
@@ -180,6 +185,8 @@ async def _beliefs(store: Store, config: Configuration, row: RunRow, decisions: 
 
 
 def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> str:
+    """Return why a decision says nothing of other policies; empty if it does. `tier` has the conductor of the arm, where
+    the run's model was one."""
     if decision is None:
         return "no answer, or a plan without probabilities"
     if decision.shape and (tier is None or tier.conductor.temperature != 1.0):
