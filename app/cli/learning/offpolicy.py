@@ -185,8 +185,8 @@ async def _beliefs(store: Store, config: Configuration, row: RunRow, decisions: 
 
 
 def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> str:
-    """Return why a decision says nothing of other policies; empty if it does. `tier` has the conductor of the arm, where
-    the run's model was one."""
+    """Return why a decision says nothing of other policies; empty if it does. `tier` is that of the run's model, which
+    may be an arm."""
     if decision is None:
         return "no answer, or a plan without probabilities"
     if decision.shape and (tier is None or tier.conductor.temperature != 1.0):
