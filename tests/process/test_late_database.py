@@ -33,7 +33,7 @@ async def test_a_first_key_that_was_made_late_is_announced_too(tmp_path: Path, m
 
         monkeypatch.setattr(store, "keys", keys)
         both = Roles(gateway=True, dispatcher=True)
-        listening = asyncio.create_task(serve._listen(runtime, both, stopping, announcements.append))
+        listening = asyncio.create_task(serve._listen(runtime, environ, both, stopping, announcements.append))
         try:
             await until(lambda: announcements, what="it listens without its database")
             is_away = False
