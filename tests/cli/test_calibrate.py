@@ -158,6 +158,19 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert [trial["task"] for trial in trials if trial["score"]] == right
 
 
+async def test_a_run_that_waits_for_an_approval_is_no_wrong_answer(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = '[tiers.baton-mini]\napproval = { workers = ["alpha"] }\n'
+    environ = at(tmp_path, pool_text(stub).replace("[tiers.baton-mini]\n", rule))
+    assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert not await asyncio.to_thread(read_stored_trials, environ, capsys)
+    assert not stub.requests_for("alpha")
+    assert "alpha: 5 runs wait for an approval and are no trials; `baton approvals ls` lists them." in output
+    assert "alpha: 5 of them in a row, so it got no further tasks." in output
+
+
 async def test_workers_are_measured_by_the_tasks_of_a_file(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 The tasks are the built-in ones, or those of a file. Each task is a run like any other, over exactly one worker:
 journaled, within its budget, carried out by the engine. Its score is stored at once, so that an interrupted calibration
 continues where it stopped. A failed call says nothing about what its worker can do: it is not a trial, and is repeated
-the next time.
+the next time. Nor is a run that waits for an approval.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from app.core.pool.policy import Overrides, input_bound, worst_case
 from app.core.rating.calibration import SOURCE, Rate, Trial, are_indistinguishable, of_worker, rates
 from app.core.rating.feedback import Feedback, identify
 from app.core.rating.forecast import OUTPUT_TOKENS
+from app.core.run.kinds import WAITING
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid, InvalidRequest
@@ -48,7 +49,7 @@ NO_DIFFERENCE_NOTE = (
     "Calibrate with tasks like those of your callers: baton calibrate --tasks FILE."
 )
 MAX_OUTAGES_IN_A_ROW = 5
-"""Failed calls of one worker in a row after which it gets no further tasks."""
+"""Tasks of one worker in a row without a trial after which it gets no further ones."""
 
 
 class Assignment(Struct, frozen=True):
@@ -78,7 +79,10 @@ class CalibrationProgress:
     trials: list[Trial] = field(default_factory=list)
     outages: Counter[str] = field(default_factory=Counter)
     """Failed calls, by worker."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Runs that wait for an approval, by worker."""
     in_a_row: Counter[str] = field(default_factory=Counter)
+    """Tasks in a row that came to no trial, by worker."""
     spent: int = 0
     promised: int = 0
     """Micro-dollars that the runs in progress may still cost."""
@@ -249,6 +253,11 @@ async def _try(runtime: Runtime, task: Assignment, progress: CalibrationProgress
         return
     finally:
         progress.promised -= task.limits.usd
+    if end.state.state in WAITING:
+        progress.spent += task.limits.usd  # which it may cost once it is approved
+        progress.waiting[task.worker.name] += 1
+        progress.in_a_row[task.worker.name] += 1
+        return
     progress.spent += end.bill.usd
     if end.error is not None:
         progress.outages[task.worker.name] += 1
@@ -325,13 +334,25 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
         console.print(NO_DIFFERENCE_NOTE)
     if progress.trials or progress.spent:
         console.print(f"{terminal.count(len(progress.trials), 'trial')}, {terminal.dollars(progress.spent)}.")
+    _print_lacking(progress)
+    if progress.short:
+        console.print("The money of --usd was not enough for the rest.")
+
+
+def _print_lacking(progress: CalibrationProgress) -> None:
+    """Print which tasks came to no trial, and why."""
+    console = terminal.stdout()
     for name, count in sorted(progress.outages.items()):
         failures = f"{terminal.count(count, 'call')} failed"
         console.print(f"{name}: {failures}; what failed is no trial, and is repeated the next time.")
-        if progress.in_a_row[name] >= MAX_OUTAGES_IN_A_ROW:
+    for name, count in sorted(progress.waiting.items()):
+        console.print(
+            f"{name}: {count} runs wait for an approval and are no trials; `baton approvals ls` lists them.",
+            soft_wrap=True,
+        )
+    for name, count in sorted(progress.in_a_row.items()):
+        if count >= MAX_OUTAGES_IN_A_ROW:
             console.print(f"{name}: {MAX_OUTAGES_IN_A_ROW} of them in a row, so it got no further tasks.")
-    if progress.short:
-        console.print("The money of --usd was not enough for the rest.")
 
 
 def _table(by_worker: Mapping[str, Sequence[Trial]]) -> Table:
