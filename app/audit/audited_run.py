@@ -159,6 +159,11 @@ class Step:
             return settled
         return None
 
+    @property
+    def is_taken_over(self) -> bool:
+        """Return True if a replay has taken its output over, so that its worker is not called."""
+        return self.completion is not None and bool(self.completion.body.get("origin_run"))
+
 
 @dataclass(slots=True)
 class Proposal:

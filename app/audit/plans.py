@@ -141,7 +141,7 @@ def _check_planned_steps(run: AuditedRun, proposal: Proposal) -> Iterator[Violat
         visible_steps.add(previous.n)
     for step in proposal.steps:
         seq = step.plan.seq
-        if step.plan.body["worker"] not in pool:
+        if step.plan.body["worker"] not in pool and not step.is_taken_over:
             yield run.violation("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
         if step.plan.body.get("complete") and not _may_stand_in(run, proposal, step):
             yield run.violation("stand-in-wrong", seq, f"step {step.n} is not asked for the whole answer")

@@ -442,3 +442,17 @@ async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: P
         async with running_service(tmp_path, pool) as engine:
             assert (await await_ended_row(engine.context.store, again)).state == "succeeded"
         assert list_called_models(stub) == [second, third], "the second step of the first round, and the second round"
+
+
+async def test_outputs_are_kept_whose_workers_the_replay_may_not_call(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    """Here the caller denies the worker; it may also have left the pool, or the tier may lack the depth."""
+    script_plans(stub, CHAIN, NESTED, INNER, EMPTY)
+    chain = await answer_one_run(client)
+    first, second = [step["worker"] for step in (await client.get(f"/v1/runs/{chain}")).json()["steps"]]
+    again = await replay_run(client, chain, from_step=1, pool={"deny": [first]})
+    assert [step["worker"] for step in again["steps"]] == [first, second]
+    nested = await answer_one_run(client, "baton-nested")
+    again = await replay_run(client, nested, model="baton-deep", worker="gamma", from_step=2)
+    assert [step["worker"] for step in again["steps"][1:]] == ["@conductor", "gamma"]
