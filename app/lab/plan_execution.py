@@ -1,8 +1,9 @@
 """Carrying plans out: each is posted with its task to a running Baton, whose executor is that of real requests.
 
-A plan that cannot be read is malformed and costs no request. A worker's outage, a full gateway, a fallback or another
-worker in place of the planned one say nothing about the plan: they give no verdict. What is wrong with the request
-itself (a key, a tier, a pool that the Baton does not have) raises, for every further plan would fail alike.
+A plan that cannot be read is malformed and costs no request. A worker's outage, a full gateway, a fallback, another
+worker in place of the planned one and a wait for an approval say nothing about the plan: they give no verdict. What is
+wrong with the request itself (a key, a tier, a pool that the Baton does not have) raises, for every further plan would
+fail alike.
 
 With a `PlanCache` the same plan is carried out once for the same question; its verdict and its modelled cost count each
 time. So a training that is repeated with other settings pays for new plans only.
@@ -30,6 +31,7 @@ from app.network.http_client import async_client
 
 OVER_BUDGET = "run_over_budget"
 """The one error that is the plan's own: it costs more than a run may."""
+SUCCEEDED = "succeeded"
 LATER = frozenset({408, 429, 499})
 BEGINNING = '{"plan": "'
 """Every line of a `PlanCache` begins like this."""
@@ -191,7 +193,8 @@ async def _read_reply(reply: httpx.Response, question: Question, steps: tuple[St
     document = reply.json()
     report = document["baton"]
     workers = [step["worker"] for step in report["steps"]]
-    if report["degraded"] or workers != [step.worker for step in steps]:
+    is_over = report["state"] == SUCCEEDED  # one that waits for an approval has no answer yet
+    if not is_over or report["degraded"] or workers != [step.worker for step in steps]:
         return PlanResult("outage", run=report["run"], steps=len(steps))
     answer = document["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds

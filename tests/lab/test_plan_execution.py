@@ -95,6 +95,20 @@ async def test_a_plan_is_bound_to_the_workers_that_were_shown(runtime: Runtime) 
         assert journal[0].body["conductor"] == "caller"
 
 
+async def test_a_plan_that_waits_for_an_approval_has_no_verdict(tmp_path: Path) -> None:
+    tier = f"[tiers.{world_file.TIER}]\n"
+    pool = world_file.pool_file(tuple(profiles().values()))
+    assert tier in pool
+    pool = pool.replace(tier, f'{tier}approval = {{ workers = ["ember"] }}\n')
+    async with running_service(tmp_path, pool) as runtime:
+        [drawn] = draw_batch(runtime, 1)
+        where, transport = await place(runtime)
+        async with Executor(where, transport) as executor:
+            result = await executor.execute(drawn, plan(drawn, "ember"))
+        assert result.verdict == "outage"
+        assert (await runtime.context.store.run(result.run)).state == "awaiting_approval"
+
+
 async def test_another_tier_or_key_stops_training(runtime: Runtime) -> None:
     question = draw_batch(runtime, 1)[0]
     where, transport = await place(runtime)
@@ -123,7 +137,8 @@ def replying(status: int, body: Any) -> httpx.MockTransport:
 
 
 def reply(worker: str = "ember", degraded: bool = False) -> dict[str, Any]:
-    body = {"run": "run_1", "degraded": degraded, "cost_usd": 0.001, "steps": [{"worker": worker, "seconds": 1.5}]}
+    body: dict[str, Any] = {"run": "run_1", "state": "succeeded", "degraded": degraded, "cost_usd": 0.001}
+    body["steps"] = [{"worker": worker, "seconds": 1.5}]
     return {"choices": [{"message": {"content": "It is 4."}}], "baton": body}
 
 
