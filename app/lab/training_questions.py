@@ -38,12 +38,15 @@ class Question(Struct, frozen=True):
     rule: Rule
     workers: tuple[Worker, ...]
     limits: Limits
+    message_chars: int = 0
+    """Characters of one message that the conductor is shown; 0: all of every message."""
 
     @property
     def prompt(self) -> Turns:
         """Return the prompt that the `model` conductor is shown in the service."""
         task = Task(tuple(Message(turn["role"], (Text(turn["content"]),)) for turn in self.rule.conversation))  # type: ignore[arg-type]
-        return conductor_prompt(Brief(task, self.workers, self.limits, self.limits.usd))
+        brief = Brief(task, self.workers, self.limits, self.limits.usd, message_chars=self.message_chars)
+        return conductor_prompt(brief)
 
     @property
     def names(self) -> list[str]:
@@ -111,7 +114,14 @@ def split_held_out(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[lis
 
 
 def draw_questions(
-    rules: Sequence[Rule], pool: Sequence[Worker], limits: Limits, count: int, seed: int, *, random_pools: bool
+    rules: Sequence[Rule],
+    pool: Sequence[Worker],
+    limits: Limits,
+    count: int,
+    seed: int,
+    *,
+    random_pools: bool,
+    message_chars: int = 0,
 ) -> Iterator[Question]:
     """Yield `count` questions: the rules in turn, in an order and before pools that depend on the seed alone. The
     workers are always shuffled; with `random_pools`, only some of them are there."""
@@ -123,4 +133,4 @@ def draw_questions(
         size = len(pool)
         if random_pools:
             size = random.randint(min(SMALLEST, len(pool)), len(pool))
-        yield Question(order.pop(), tuple(random.sample(pool, size)), limits)
+        yield Question(order.pop(), tuple(random.sample(pool, size)), limits, message_chars)

@@ -237,6 +237,21 @@ def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> Non
     assert trainer.order.origin["questions"] == VERSION
 
 
+def test_a_long_question_is_shown_in_parts_as_in_the_service(tmp_path: Path) -> None:
+    class Kept(Trainer):
+        def train(self, order: Namespace, say: Any) -> None:
+            self.order = order
+
+    task = {"question": "Words and words.\n" * 1_000, "grader": {"kind": "exact", "expected": "4"}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
+    trainer = Kept(tmp_path, ScriptedModel())
+    words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, "--steps", "4"]
+    environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
+    train_chat.run(parse([*words, "--tasks", str(tmp_path / "tasks.jsonl")]), environ, trainer, lambda _: None)
+    [prompt] = {question.prompt[1]["content"] for question in trainer.order.questions}
+    assert " characters are left out here, in " in prompt
+
+
 def test_questions_that_judge_are_neither_learned_nor_imitated(tmp_path: Path) -> None:
     class Kept(Trainer):
         def train(self, order: Namespace, say: Any) -> None:

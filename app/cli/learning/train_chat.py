@@ -182,7 +182,16 @@ def _questions(
     limits = tier.efforts[tier.effort]
 
     def ask(rules: Sequence[training_questions.Rule], count: int, seed: int) -> Questions:
-        return list(training_questions.draw_questions(rules, pool, limits, count, seed, random_pools=args.random_pools))
+        drawn = training_questions.draw_questions(
+            rules,
+            pool,
+            limits,
+            count,
+            seed,
+            random_pools=args.random_pools,
+            message_chars=tier.conductor.message_chars,
+        )
+        return list(drawn)
 
     count = recipe.steps * recipe.questions
     return ask(rules, count, seed), ask(asked, len(asked), seed + 1), ask(fresh, len(fresh), seed + 2)
