@@ -108,6 +108,19 @@ async def test_only_answers_are_graded(
     assert await run_grade(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
 
 
+async def test_who_asks_for_a_plan_asks_for_no_other_answer(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await ask(runtime)
+    await ask(runtime, preview=True)
+    assert await run_grade(tmp_path, capsys, "--signs") == []
+    again = await ask(runtime, TEN)
+    await ask(runtime, preview=True)
+    await ask(runtime, TEN)
+    ratings = await run_grade(tmp_path, capsys, "--signs")
+    assert [(rating["run"], rating["label"]) for rating in ratings] == [(again, "regenerated")]
+
+
 @pytest.mark.long
 async def test_what_callers_did_is_kept_apart(
     stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]

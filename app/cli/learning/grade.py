@@ -58,6 +58,16 @@ class EndedRun(Struct, frozen=True):
     messages: Sequence[Message] | None
 
     @property
+    def is_preview(self) -> bool:
+        """Return True if only a plan was asked for."""
+        return any(fact.preview for fact in facts(self.events, RunAdmitted))
+
+    @property
+    def asks_for_answer(self) -> bool:
+        """Return True if its caller has asked for an answer: neither for a plan alone, nor is it a copy of a run."""
+        return not self.is_preview and self.row.origin_kind not in COPIES
+
+    @property
     def question(self) -> str | None:
         """Return the user's last message."""
         for message in reversed(self.messages or ()):
@@ -122,7 +132,7 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
         async for ended_run in _runs(store, args, report, now):
             if rules:
                 await _grade(store, ended_run, by_question, report, now)
-            if args.signs and ended_run.row.origin_kind not in COPIES:  # no caller did anything with those
+            if args.signs and ended_run.asks_for_answer:
                 report.ratings += _signs(ended_run, later.get(ended_run.row.key), now)
                 later[ended_run.row.key] = ended_run
         if not args.dry_run:
@@ -173,7 +183,7 @@ async def _grade(
         report.skip_counts["no rule is for its question"] += 1
         return
     end = next(facts(ended_run.events, RunSucceeded), None)
-    if end is None or any(fact.preview for fact in facts(ended_run.events, RunAdmitted)):
+    if end is None or ended_run.is_preview:
         report.skip_counts[f"it has no answer ({row.state})"] += 1
         return
     answer = await _answer(store, row, end)
