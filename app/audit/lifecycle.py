@@ -184,7 +184,8 @@ def _fault_of_lost_answer(run: AuditedRun, end: Event) -> str:
     spared = run.is_erased or run.was_ended_unread or end.body.get("error") == "tool_results_missing"
     if spared:
         return ""
-    if not run.answered_rounds and stand_in_step(run) is not None:
+    lacks_approval = end.body.get("error") == APPROVAL_EXPIRED  # an output stands in for want of money or time alone
+    if not run.answered_rounds and stand_in_step(run) is not None and not lacks_approval:
         return "a step had given an output that stands in for the answer"
     if run.answered_rounds[:-1]:
         return "a round before the last one has answered"

@@ -552,6 +552,27 @@ async def test_a_replay_whose_plan_nobody_approves_goes_on_with_a_fallback_besid
         assert (row.state, row.degraded, stub.requests_for("gamma")) == ("succeeded", True, [])
 
 
+async def test_a_replay_that_nobody_approves_gives_no_answer_though_it_has_kept_one_that_could_stand_in(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """Outputs stand in where money or time is short. The auditor finds nothing wrong with it."""
+    script_answers(stub)
+    steps = [
+        {"worker": "alpha", "subtask": "Give the final answer.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Check it.", "access": ["user", 0]},
+    ]
+    async with (
+        running_service(tmp_path, pool(stub, 'workers = ["gamma"]\nseconds = 0.05')) as runtime,
+        client_of(runtime) as caller,
+    ):
+        first = await caller.post("/v1/chat/completions", json=QUESTION | {"baton": {"plan": {"steps": steps}}})
+        path = f"/v1/runs/{first.headers['x-baton-run']}/replay"
+        run = (await caller.post(path, json={"from_step": 1, "worker": "gamma"})).json()["id"]
+        runtime.drivers.sweep_soon()
+        row = await await_ended_row(runtime.context.store, run)
+        assert (row.state, row.error, stub.requests_for("gamma")) == ("expired", "approval_expired", [])
+
+
 @pytest.mark.long
 async def test_an_approval_that_lowers_the_price_is_no_falsification(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient, tmp_path: Path
