@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from app.core.plan.templates import (
     ANSWERED,
     MODEL,
+    MOST,
     PLANNED,
     TEMPLATES,
     Arm,
@@ -90,6 +91,10 @@ def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
     assert [arm.name for arm in arms(only_long, POOL, 1)] == ["answer ant", "answer bee", "answer cat"]
     assert arms(only_long, POOL, 1, model=True) == (PLANNED,)
     assert arms(only_long, POOL, 5, model=True)[-1].name == MODEL
+    planners = tuple([replace(POOL[0], name=f"planner{n}") for n in range(20)])
+    planned = SelectorSpec(templates=("plan-solve",), planners=tuple([worker.name for worker in planners]))
+    many = arms(planned, planners, 5, model=True)
+    assert (len(many), many[-1]) == (MOST, PLANNED), "the model stays an arm where there are more than can be learned"
     dear = (worker("ant"), worker("dog", 9_000_000))
     assert {arm.steps[0].worker for arm in arms(replace(only_long, planners=()), dear, 5)} == {"dog"}
 

@@ -92,8 +92,8 @@ PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
 
 
 def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, model: bool = False) -> tuple[Arm, ...]:
-    """Return all arms over these workers whose steps are not too many; `model` says whether the tier's model may be
-    asked."""
+    """Return the arms over these workers whose steps are not too many, at most `MOST`; `model` says whether the tier's
+    model may be asked, whose arm is always among them."""
     arms_by_name: dict[str, Arm] = {}
     for template in spec.templates:
         for arm in _arms_of_template(template, spec, workers, most_steps):
@@ -101,7 +101,7 @@ def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, mode
     planned = (PLANNED,) if model else ()
     if not arms_by_name and not planned:  # the caller has left fewer steps than any template has
         arms_by_name = {arm.name: arm for arm in _arms_of_template("answer", spec, workers, most_steps)}
-    return (*arms_by_name.values(), *planned)[:MOST]
+    return (*list(arms_by_name.values())[: MOST - len(planned)], *planned)
 
 
 def _arms_of_template(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
