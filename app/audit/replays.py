@@ -57,6 +57,8 @@ class ReusedOutput(Struct, frozen=True):
     completion: Event
     text: bytes | None
     """The output as the replay has it; None if it was erased."""
+    worker: str
+    """The worker to which the replay's plan gives the step, if it is none of the replay's pool; else empty."""
 
 
 @dataclass(slots=True)
@@ -69,9 +71,12 @@ class ReusedOutputs:
         """Note the claims of one run."""
         for event in run.events_of(Kind.STEP_DONE):
             if origin := event.body.get("origin_run"):
-                output = event.body["output"]
+                output, step = event.body["output"], run.steps.get(event.body["n"])
                 text = run.record.contents.get(output) if output else b""
-                self.by_origin[str(origin)].append(ReusedOutput(run.id, event, text))
+                worker = str(step.plan.body["worker"]) if step is not None else ""
+                if worker in run.admission["pool"]:
+                    worker = ""
+                self.by_origin[str(origin)].append(ReusedOutput(run.id, event, text, worker))
 
     async def compare(self, source: Source, report: Report, now: float) -> Iterator[Violation]:
         """Compare every claim with the run that it is about."""
@@ -99,6 +104,9 @@ def _compare_with_origin(record: Record, claims: list[ReusedOutput], report: Rep
             continue
         if not _is_same_output(step.completion.body, body):
             yield Violation(claim.run, claim.completion.seq, "kept-altered", says)
+        if claim.worker and claim.worker != step.plan.body["worker"]:
+            stranger = f"step {body['n']} is given to a worker outside the pool, which step {step.n} was not given to"
+            yield Violation(claim.run, claim.completion.seq, "kept-altered", stranger)
         if not labels.get(step.n, frozenset()) <= set(body.get("labels") or ()):
             lost = f"step {body['n']} has not all labels of step {step.n} of {earlier.id}"
             yield Violation(claim.run, claim.completion.seq, "kept-altered", lost)

@@ -21,12 +21,12 @@ def copy(journal: Journal, tmp_path: Path) -> Path:
     return path
 
 
-def rewrite(path: Path, run: str, **fields: object) -> None:
-    """Change the first output that a run has taken over."""
+def rewrite(path: Path, run: str, kind: str = "step.done", **fields: object) -> None:
+    """Change the first output that a run has taken over, or the plan of that step."""
     database = sqlite3.connect(path)
     with database:
-        where = "FROM events WHERE run = ? AND kind = 'step.done' ORDER BY seq LIMIT 1"
-        seq, body = database.execute(f"SELECT seq, body {where}", (run,)).fetchone()
+        where = "FROM events WHERE run = ? AND kind = ? ORDER BY seq LIMIT 1"
+        seq, body = database.execute(f"SELECT seq, body {where}", (run, kind)).fetchone()
         body = orjson.dumps(orjson.loads(body) | fields)
         database.execute("UPDATE events SET body = ? WHERE run = ? AND seq = ?", (body, run, seq))
     database.close()
@@ -43,6 +43,15 @@ def test_an_output_that_is_not_the_one_that_is_named_is_found(
     assert main(arguments, environ) == 0, capsys.readouterr().out
     rewrite(copy, run, **fields)
     assert main(arguments, environ) == 1
+    assert "kept-altered" in capsys.readouterr().out
+
+
+def test_a_stranger_in_the_place_of_the_worker_whose_output_was_kept_is_found(
+    journal: Journal, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(journal.runs["replayed"].row["id"])
+    rewrite(copy, run, "plan.step", worker="stranger")
+    assert main(["audit", "check", "--run", run], {"BATON_DATABASE_URL": f"sqlite:///{copy}"}) == 1
     assert "kept-altered" in capsys.readouterr().out
 
 

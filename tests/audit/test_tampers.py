@@ -125,6 +125,8 @@ def is_untold(forged: ForgedRun, line: Line, field: str) -> bool:
         return not forged.all("call.intended")
     if (line.kind, field) == ("plan.step", "answers"):
         return bool(forged.all("plan.rejected", proposal=line.body["proposal"]))
+    if (line.kind, field) == ("plan.step", "worker"):  # of a step whose output was taken over: test_replays.py
+        return any("origin_run" in done.body for done in forged.all("step.done", n=line.body["n"]))
     return (line.kind, field) in UNTOLD
 
 
