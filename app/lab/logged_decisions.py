@@ -66,12 +66,14 @@ class LoggedDecision(Struct, frozen=True):
 def read_decision(events: Sequence[Event]) -> LoggedDecision | None:
     """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
     or if that workflow was a repair or a fallback."""
-    accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
+    accepted = {fact.proposal for fact in facts(events, PlanAccepted)}
     succeeded = [event for event in events if event.kind is Kind.SUCCEEDED]
-    if not accepted or not succeeded:
+    first_round = [fact for fact in facts(events, PlanOpened) if fact.round == 1 and fact.parent is None]
+    plans = [fact for fact in first_round if fact.proposal in accepted]
+    if not plans or not succeeded:
         return None
-    opened = {fact.proposal: fact for fact in facts(events, PlanOpened)}.get(accepted[0])
-    if opened is None or opened.mode != "first":
+    opened = plans[-1]  # one before it was dropped, because nobody approved it
+    if opened.mode != "first":
         return None
     if opened.decision is not None:
         return _selector_decision(events, opened)

@@ -22,6 +22,7 @@ from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
 from tests.gateway.test_damaged_data import change
 from tests.harness.in_process import finish, order, pool_text, running_service
+from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply
 
 pytestmark = pytest.mark.long
@@ -32,6 +33,11 @@ RUNS = 12
 DRAWN = Reply(
     chunks=('{"steps": [{"worker": ', "1", ', "subtask": "Solve.", "access": ["user"]}]}'), logprob=math.log(0.5)
 )
+BOTH = (
+    '{"steps": [{"worker": 0, "subtask": "Draft.", "access": ["user"]}, '
+    '{"worker": 1, "subtask": "Solve.", "access": ["user", 0]}]}'
+)
+"""A plan of two steps, of which one at least is of a worker other than beta."""
 
 
 @pytest.fixture
@@ -133,6 +139,25 @@ async def test_a_plan_without_a_run_has_no_answer_that_could_be_rated(
         await finish(await runtime.runs.start(order(runtime, "baton-ultra", preview=True)))
         printed = await output_of(tmp_path, capsys, "--policy", "uniform", "--json")
     assert json.loads(printed)[0]["unrated"] == 0
+
+
+async def test_a_plan_that_nobody_approved_did_not_earn_what_the_fallback_did(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier = "[tiers.baton-ultra]\n"
+    rule = 'approval = { workers = ["alpha", "gamma"], seconds = 0.01, on_expiry = "fallback-plan" }\n'
+    stub.always("planner", Reply(chunks=(BOTH,), logprob=math.log(0.5)))
+    async with running_service(tmp_path, pool(stub).replace(tier, tier + rule)) as runtime:
+        run = (await finish(await runtime.runs.start(order(runtime, "baton-ultra")))).ended.state.run
+
+        async def has_answer() -> bool:
+            return (await runtime.context.store.run(run)).state == "succeeded"
+
+        await until(has_answer)
+        rating = Feedback(f"fb_{run}", run, "tenant", "key", 5.0, "explicit", "user", "1", 1.0)
+        await runtime.context.store.rate(rating)
+        words = await output_of(tmp_path, capsys, status=1)
+    assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
 
 
 async def test_a_run_that_cannot_be_read_is_counted_and_the_others_are_judged(
