@@ -29,7 +29,7 @@ from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating import posterior as posterior_of_arms
 from app.core.rating.decision import ArmChoice, Decision, decide
-from app.core.rating.evidence import RatedRun, build_rating, decision, scores
+from app.core.rating.evidence import ARM_KINDS, RatedRun, build_rating, decision, scores
 from app.core.rating.features import (
     COUNTED,
     SKETCH,
@@ -57,7 +57,7 @@ from app.core.rating.posterior import (
     update_posterior,
 )
 from app.core.rating.posterior import from_json as read
-from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep
+from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep, RunSucceeded
 
 DAY = 86_400.0
 
@@ -545,6 +545,16 @@ def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
     assert again.arm.parts == ("main:bee", "template:answer"), "the bee took over"
     assert (checked.usd, again.usd) == (None, None), "two rounds are on the bill"
     assert make_rating(in_two_rounds("accept"), answered=False) is None
+
+
+def test_a_check_that_came_to_nothing_did_not_earn_what_the_first_answer_did() -> None:
+    checked = in_two_rounds("recheck ant")
+    end = Event.of("run", len(checked) + 1, 0.0, RunSucceeded(step=0, stopped="worker_failed"))
+    assert end.kind in ARM_KINDS, "so that learners are given it"
+    rating = make_rating((*checked, end))
+    assert rating is not None
+    assert rating.arm.parts == ("main:cat", "template:answer")
+    assert rating.usd is None, "two rounds are on the bill"
 
 
 def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:

@@ -25,9 +25,19 @@ from app.core.plan.templates import (
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
-from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts, read_facts
+from app.core.run.events import (
+    CallIntended,
+    Event,
+    Kind,
+    PlanAccepted,
+    PlanOpened,
+    PlanStep,
+    RunSucceeded,
+    facts,
+    read_facts,
+)
 
-ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
+ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED, Kind.SUCCEEDED)
 """The kinds of events from which the arm that was played is read."""
 
 
@@ -103,7 +113,7 @@ def arm_played(events: Sequence[Event]) -> PlayedArm | None:
     """Return the arm that a rating is about; None if it is about none.
 
     Where a further round has accepted the answer, it is the arm of the first round, of whose answer something was seen;
-    else it is what was done in the last round.
+    else it is what was done in the last round, unless that came to nothing, so that the first answer was rated.
     """
     decided = decision(events)
     if decided is None:
@@ -116,6 +126,8 @@ def arm_played(events: Sequence[Event]) -> PlayedArm | None:
         return None
     if len(rounds) == 1:
         return PlayedArm(first)
+    if any(end.stopped for end in facts(events, RunSucceeded)):
+        return PlayedArm(first, is_whole=False)
     action = str(decided["action"])
     if action == ACCEPT:
         return PlayedArm(replace(first, further=(ANSWERED,)))
