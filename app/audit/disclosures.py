@@ -14,6 +14,7 @@ from app.audit.audited_run import EMBEDS, AuditedRun, Call, Step
 from app.audit.labels import Labels, labels_of
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools
+from app.core.run.kinds import Kind
 
 NOT_DERIVED = "not in the ledger of disclosures yet"
 ALWAYS_STATED = "planned_by"
@@ -49,7 +50,8 @@ def check_disclosures(run: AuditedRun, pools: Pools, report: Report) -> Iterator
 def _may_have_labels(run: AuditedRun) -> bool:
     """Return False if nothing in the run can carry a label."""
     uses = [use for step in run.steps.values() for use in step.tool_uses]
-    return bool(run.admission["labels"]) or any(use.results and use.results.body.get("labels") for use in uses)
+    has_labels = bool(run.admission["labels"]) or any(use.results and use.results.body.get("labels") for use in uses)
+    return has_labels or any(event.body.get("labels") for event in run.events_of(Kind.STEP_DONE))  # of outputs kept
 
 
 def _expected_fields(run: AuditedRun, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:

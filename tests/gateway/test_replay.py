@@ -456,3 +456,29 @@ async def test_outputs_are_kept_whose_workers_the_replay_may_not_call(
     nested = await answer_one_run(client, "baton-nested")
     again = await replay_run(client, nested, model="baton-deep", worker="gamma", from_step=2)
     assert [step["worker"] for step in again["steps"][1:]] == ["@conductor", "gamma"]
+
+
+async def test_labels_of_a_tools_result_stay_on_an_output_that_is_kept(stub: ProviderStub, tmp_path: Path) -> None:
+    """The replay has no other labels; the auditor derives them for its calls all the same."""
+    stub.script("alpha", Reply(tool_calls=(ToolCall("look", "{}", "theirs"),), finish="tool"))
+    steps = [
+        {"worker": "alpha", "subtask": "Look", "access": ["user"], "tools": True},
+        {"worker": "beta", "subtask": "Answer", "access": ["user", 0]},
+    ]
+    pool = pool_text(stub)
+    for worker in ("alpha", "beta"):
+        pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
+        question = {"model": "baton-ultra", "tools": [LOOK], "baton": {"plan": {"steps": steps}}}
+        messages: list[Any] = [{"role": "user", "content": "What is it?"}]
+        asked = await client.post("/v1/chat/completions", json=question | {"messages": messages})
+        said = asked.json()["choices"][0]["message"]
+        result = {
+            "role": "tool",
+            "tool_call_id": said["tool_calls"][0]["id"],
+            "content": "A",
+            "baton": {"labels": ["phi"]},
+        }
+        await client.post("/v1/chat/completions", json=question | {"messages": [*messages, said, result]})
+        again = await replay_run(client, str(asked.headers["x-baton-run"]), from_step=1)
+        assert again["steps"][1]["labels"] == ["phi"]
