@@ -5,6 +5,8 @@ be those of the subject that had been put in force.
 """
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,23 +162,31 @@ async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> 
             assert notes_from_json(notes.body).since(0.0) == {"served": 1}
 
 
-async def test_a_shadow_has_the_limits_of_its_own_tier_whatever_those_of_what_serves_the_run(tmp_path: Path) -> None:
-    """What serves the run allows it 20 s, and the shadow's tier 30 s; the request has narrowed its money."""
-    tried = '[tiers.baton-mini.shadow]\nshare = 1\ntier = "baton-again"\n'
+@asynccontextmanager
+async def run_promoted_service(folder: Path, more: str) -> AsyncIterator[tuple[ProviderStub, Runtime, Shadows]]:
+    """The service with `more` in its pool file and `baton-mini` served by `baton-next`; its providers, and the task
+    that starts shadows, which has taken its first look."""
     async with ProviderStub() as stub:
         script_answers(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
-        async with running_service(tmp_path, pool(stub, tried)) as runtime:
+        async with running_service(folder, pool(stub, more)) as runtime:
             shadows = Shadows(runtime.context, runtime.drivers)
             await shadows.look()
             await put(runtime, "promoted", "tier baton-next")
-            _, admitted = await serve_caller(runtime, limits=limits_with(runtime, "baton-mini", usd=123_456))
-            assert admitted["limits"]["seconds"] == 20
-            await shadows.look()
-            shadow = shadow_id(admitted["run"])
-            await await_ended_row(runtime.context.store, shadow)
-            (tried_again,) = bodies_of(await events(runtime, shadow), Kind.ADMITTED)
-            assert (tried_again["limits"]["seconds"], tried_again["limits"]["usd"]) == (30, 123_456)
+            yield stub, runtime, shadows
+
+
+async def test_a_shadow_has_the_limits_of_its_own_tier_whatever_those_of_what_serves_the_run(tmp_path: Path) -> None:
+    """What serves the run allows it 20 s, and the shadow's tier 30 s; the request has narrowed its money."""
+    tried = '[tiers.baton-mini.shadow]\nshare = 1\ntier = "baton-again"\n'
+    async with run_promoted_service(tmp_path, tried) as (_stub, runtime, shadows):
+        _, admitted = await serve_caller(runtime, limits=limits_with(runtime, "baton-mini", usd=123_456))
+        assert admitted["limits"]["seconds"] == 20
+        await shadows.look()
+        shadow = shadow_id(admitted["run"])
+        await await_ended_row(runtime.context.store, shadow)
+        (tried_again,) = bodies_of(await events(runtime, shadow), Kind.ADMITTED)
+        assert (tried_again["limits"]["seconds"], tried_again["limits"]["usd"]) == (30, 123_456)
 
 
 @pytest.mark.parametrize(
@@ -186,19 +196,13 @@ async def test_what_a_request_denies_is_denied_to_its_shadow_though_something_el
     tmp_path: Path, overrides: Overrides
 ) -> None:
     tried = '[tiers.baton-mini.shadow]\nshare = 1\nworker = "alpha"\n'
-    async with ProviderStub() as stub:
-        script_answers(stub)
-        stub.always("delta", Reply(chunks=("From delta.",)))
-        async with running_service(tmp_path, pool(stub, tried)) as runtime:
-            shadows = Shadows(runtime.context, runtime.drivers)
-            await shadows.look()
-            await put(runtime, "promoted", "tier baton-next")
-            _, admitted = await serve_caller(runtime, overrides=overrides)
-            assert admitted["served_by"] == "tier baton-next"
-            await shadows.look()
-            notes = await runtime.context.store.find_learned_state(policy_of("baton-mini"), 0)
-            assert notes is not None
-            assert (notes_from_json(notes.body).since(0.0), stub.requests_for("alpha")) == ({"no_worker": 1}, [])
+    async with run_promoted_service(tmp_path, tried) as (stub, runtime, shadows):
+        _, admitted = await serve_caller(runtime, overrides=overrides)
+        assert admitted["served_by"] == "tier baton-next"
+        await shadows.look()
+        notes = await runtime.context.store.find_learned_state(policy_of("baton-mini"), 0)
+        assert notes is not None
+        assert (notes_from_json(notes.body).since(0.0), stub.requests_for("alpha")) == ({"no_worker": 1}, [])
 
 
 async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(

@@ -293,11 +293,7 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         assert (await decide(boss, run)).json()["status"] == "approved"
         assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
         replay = (await boss.post(f"/v1/runs/{run}/replay")).json()["id"]
-
-        async def waits() -> bool:
-            return (await runtime.context.store.run(replay)).state == "awaiting_approval"
-
-        await until(waits)
+        await await_question(runtime, replay)
         refused = [await decide(person, replay) for person in (author, editor, boss)]
         assert [reply.status_code for reply in refused] == [403] * 3
         assert (await decide(beginner, replay)).json()["status"] == "approved"
@@ -310,14 +306,19 @@ async def test_whoever_wrote_a_plan_does_not_approve_a_replay_of_what_made_it(ru
         edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Add them."}]}
         plan = (await editor.patch(f"/v1/plans/{first['id']}", json=edit)).json()
         replay = (await beginner.post(f"/v1/runs/{plan['revisions'][1]['run']}/replay")).json()["id"]
-
-        async def waits() -> bool:
-            return (await runtime.context.store.run(replay)).state == "awaiting_approval"
-
-        await until(waits)
+        await await_question(runtime, replay)
         refused = [await decide(person, replay) for person in (author, editor, beginner)]
         assert [reply.status_code for reply in refused] == [403] * 3
         assert (await decide(boss, replay)).json()["status"] == "approved"
+
+
+async def await_question(runtime: Runtime, run: str) -> None:
+    """Return once the run waits for an approval."""
+
+    async def waits() -> bool:
+        return (await runtime.context.store.run(run)).state == "awaiting_approval"
+
+    await until(waits)
 
 
 def decision(digest: str) -> dict[str, str]:
@@ -459,11 +460,7 @@ async def test_a_response_is_queued_until_it_is_approved(
     request_body = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
     name = (await caller.post("/v1/responses", json=request_body)).json()["id"]
     run = name.removeprefix("resp_")
-
-    async def waits() -> bool:
-        return (await runtime.context.store.run(run)).state == "awaiting_approval"
-
-    await until(waits)
+    await await_question(runtime, run)
     polled = (await caller.get(f"/v1/responses/{name}")).json()
     assert (polled["status"], polled["output"], polled["baton"]["state"]) == ("queued", [], "awaiting_approval")
     await decide(boss, run)
