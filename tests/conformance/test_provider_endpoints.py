@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from app.cli.runs.run_words import attempt
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
+from app.core.run.events import Kind
 from app.errors import ConfigInvalid, WorkerError, WorkerMisconfigured, WorkerUnavailable
 from app.process.config import configure, endpoint_secret
 from app.process.wiring import Runtime
@@ -16,9 +17,9 @@ from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
-from tests.harness.in_process import ask, client_of, finish, order, running_service
+from tests.harness.in_process import ask, bodies_of, client_of, events, finish, order, plan_text, running_service
 from tests.harness.waiting import until
-from tests.stubs import KEYS, Fail, Hang, ProviderStub, Reply
+from tests.stubs import KEYS, Fail, Hang, ProviderStub, Reply, Truncate
 
 POOL = """
 [providers.near]
@@ -38,6 +39,10 @@ price = {{ input = 1.00, output = 2.00 }}
 pool = ["alpha"]
 conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
 """
+
+CONDUCTED = POOL.replace(
+    '{{ kind = "fixed", shape = "single", workers = ["alpha"] }}', '{{ kind = "model", worker = "alpha" }}'
+)
 
 
 class Clock:
@@ -211,6 +216,37 @@ async def test_all_runs_in_flight_at_an_endpoint_that_fails_go_on_at_the_other_o
             runs = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(12)]
             outcomes = [await finish(followed_run) for followed_run in runs]
         assert [outcome.ended.state.state for outcome in outcomes] == ["succeeded"] * 12
+
+
+async def test_a_plan_is_asked_for_again_at_the_other_endpoint(tmp_path: Path) -> None:
+    """Both calls are journaled; the conductor has not failed, so that no fallback decides."""
+    async with ProviderStub() as east, ProviderStub() as west:
+        east.always("model-a", Fail(status=503))
+        west.script("model-a", Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
+        pool = CONDUCTED.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
+            answer = (await ask(client)).json()
+            calls = bodies_of(await events(runtime, answer["baton"]["run"]), Kind.CALL_INTENDED)
+            workers = list(runtime.pool.catalog().workers.values())
+            assert runtime.pool.health.ejected_workers(workers) == {}
+        assert answer["choices"][0]["message"]["content"] == "Hello there."
+        assert not answer["baton"]["degraded"]
+        assert [(call["n"], call["endpoint"]) for call in calls] == [(None, "east"), (None, "west"), (0, "west")]
+
+
+async def test_a_plan_that_broke_off_is_not_asked_for_again_at_the_other_endpoint(tmp_path: Path) -> None:
+    """Its steps may be in progress."""
+    async with ProviderStub() as east, ProviderStub() as west:
+        plan = plan_text((0, "Solve it.", ["user"]), (0, "Check it.", ["user", 0]))
+        east.script("model-a", Reply(chunks=(plan[:-30],), fault=Truncate()))
+        pool = CONDUCTED.format(east=east.openai_url, west=west.openai_url)
+        environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
+            answer = (await ask(client)).json()
+            calls = bodies_of(await events(runtime, answer["baton"]["run"]), Kind.CALL_INTENDED)
+        assert answer["baton"]["degraded"]
+        assert [call["endpoint"] for call in calls if call["n"] is None] == ["east"]
 
 
 async def test_an_endpoint_is_probed_also_by_runs_whose_output_is_cut(tmp_path: Path) -> None:

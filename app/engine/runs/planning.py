@@ -61,7 +61,7 @@ from app.engine.commit.run_writer import Contents, RunWriter, retry_until_deadli
 from app.engine.context import EngineContext
 from app.engine.runs.means import PLAN_TOKENS, Means
 from app.engine.steps import claimed_step
-from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerUnavailable
+from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerError, WorkerUnavailable
 from app.network.retries import Left
 from app.network.tracing import SPAN_PLAN
 from app.providers.protocol import Request
@@ -320,7 +320,7 @@ class Planner:
         model = catalog.workers.get(tier.conductor.worker)
         if model is None or not permits(model, conversation_reading(state)):
             return False
-        return not self._context.health.objection(model, self._seconds_left(state))
+        return not self._context.health.objection(model, self._means.seconds_left(state))
 
     def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
@@ -579,17 +579,34 @@ class Planner:
             share = tier.conductor.share
         seconds = state.admitted.limits.seconds
         if command.round > 1 or command.parent is not None:
-            seconds = max(self._seconds_left(state), 0.0)
+            seconds = max(self._means.seconds_left(state), 0.0)
         return state.turn.deadline - (1 - share) * seconds
-
-    def _seconds_left(self, state: RunState) -> float:
-        return state.turn.deadline - self._context.now()
 
     def _seconds_to_plan(self) -> float:
         return self._until - self._context.now()
 
     async def _ask(
         self, writer: RunWriter, catalog: Catalog, brief: Brief, question: Question, *, within: float = inf
+    ) -> AsyncGenerator[list[Piece], None]:
+        """The answer to a conductor's question, `within` so many seconds. A call that failed at one endpoint before it
+        said anything is made again while another endpoint is healthy, as often as calls of a step are."""
+        until, attempts_left = self._context.now() + within, brief.limits.attempts
+        while True:
+            attempts_left -= 1
+            call = self._call(writer, catalog, brief, question, until - self._context.now())
+            has_begun = False
+            try:
+                async with aclosing(call) as answer:
+                    async for pieces in answer:
+                        has_begun = True
+                        yield pieces
+                return
+            except WorkerError as error:
+                if has_begun or not attempts_left or not error.elsewhere:
+                    raise
+
+    async def _call(
+        self, writer: RunWriter, catalog: Catalog, brief: Brief, question: Question, within: float
     ) -> AsyncGenerator[list[Piece], None]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after.
         `catalog` is the pool file of which the brief was made."""
