@@ -219,6 +219,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}")
 HOSTS: Final[Mapping[str, str]] = {
     "api.openai.com": "openai",
     "api.anthropic.com": "anthropic",
+    "api.cohere.com": "cohere",
     "generativelanguage.googleapis.com": "gcp.gemini",
     "api.deepseek.com": "deepseek",
     "api.groq.com": "groq",

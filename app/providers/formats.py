@@ -5,7 +5,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from app.core.pool.catalog import ProviderSpec, WireFormat
+from app.core.pool.catalog import ProviderSpec
+from app.core.pool.wire_formats import WireFormat
 from app.providers.adapters.anthropic import AnthropicProvider
 from app.providers.adapters.embeddings import EmbeddingsProvider
 from app.providers.adapters.gemini import GeminiProvider

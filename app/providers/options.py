@@ -1,5 +1,5 @@
 """The options of an endpoint in the pool file: `ProviderSpec.options`, checked as a whole, where the file is read and
-again where an adapter is made. What each option does is told by the docstring of its format's adapter.
+again where an adapter is made. Those of one format alone are in `app/core/pool/wire_formats.py`.
 
 All formats know `ignore`: a comma-separated list of sampling parameters that this endpoint does not take
 (OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
@@ -10,40 +10,17 @@ its open objects and optional fields, as OpenAI's do and vLLM's do not. The adap
 
 from collections.abc import Iterator, Mapping
 
-from app.core.message.chat import Sampling
-from app.core.pool.catalog import ProviderSpec, WireFormat
+from app.core.message.chat import SAMPLING
+from app.core.pool.catalog import ProviderSpec
+from app.core.pool.wire_formats import FORMATS, WireFormat
 from app.errors import ConfigInvalid
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "ignore": (),
     **dict.fromkeys(("positional", "logprobs", "open_schemas"), ("true", "false")),
 }
-OPTIONS: Mapping[WireFormat, Mapping[str, tuple[str, ...]]] = {
-    "openai": {
-        "max_tokens_field": ("max_tokens", "max_completion_tokens"),
-        "stream_options": ("send", "omit"),
-        "developer_role": ("keep", "system"),
-        "reasoning": ("return", "drop"),
-        "tool_ids": ("keep", "short"),
-    },
-    "responses": {"reasoning": ("return", "drop")},
-    "anthropic": {"anthropic_version": ()},
-    "gemini": {},
-    "embeddings": {"dimensions": (), "shortens": ("true", "false")},
-    "rehearsal": {"seed": (), "delay": (), "first_ms": (), "chunk_ms": (), "world": ("standard", "2")},
-}
-"""The values of each option that a wire format has besides the shared ones; () allows any."""
 NUMBERS = ("delay", "first_ms", "chunk_ms")
 """The options of simulated workers that are numbers: a factor, and milliseconds."""
-WITHOUT: Mapping[WireFormat, frozenset[str]] = {
-    "responses": frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")),
-    "anthropic": frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
-    "gemini": frozenset(("logit_bias",)),
-}
-"""The fields of `Sampling` that a wire format does not have; one that is not listed has all of them."""
-TAKES_NO_SAMPLING: frozenset[WireFormat] = frozenset(("rehearsal", "embeddings"))
-"""The formats that send nothing of `Sampling`, so that a table of its parameters would have no effect."""
-SAMPLING = frozenset(Sampling.__struct_fields__)
 
 
 def check(spec: ProviderSpec) -> None:
@@ -55,7 +32,7 @@ def check(spec: ProviderSpec) -> None:
 
 def faults(wire_format: WireFormat, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each option that is wrong, and what is wrong with it, with the remedy after a semicolon."""
-    options = {**SHARED, **OPTIONS[wire_format]}
+    options = {**SHARED, **FORMATS[wire_format].options}
     if wire_format == "rehearsal":
         del options["ignore"]  # simulated workers ignore what they always ignore
     for name, value in given.items():
@@ -65,7 +42,7 @@ def faults(wire_format: WireFormat, given: Mapping[str, str]) -> Iterator[tuple[
             yield name, f"must be one of {', '.join(options[name])}; correct it"
         elif name in NUMBERS and not _is_amount(value):
             yield name, "must be a number that is not negative; correct it"
-    for name in sorted(_parse_ignored(given) - SAMPLING):
+    for name in sorted(_parse_ignored(given).difference(SAMPLING)):
         yield "ignore", f"names {name}, which is no sampling parameter; remove it"
     if "max_tokens" in _parse_ignored(given):
         yield "ignore", "may not name max_tokens, which bounds what a call costs; remove it"
@@ -80,7 +57,7 @@ def _is_amount(text: str) -> bool:
 
 def list_unsupported(spec: ProviderSpec) -> frozenset[str]:
     """Return the sampling parameters that this endpoint does not honour."""
-    return WITHOUT.get(spec.format, frozenset()) | _parse_ignored(spec.options)
+    return FORMATS[spec.format].lacks | _parse_ignored(spec.options)
 
 
 def _parse_ignored(given: Mapping[str, str]) -> frozenset[str]:

@@ -12,11 +12,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, TextDelta, Usage
+from app.core.message.chat import (
+    SAMPLING,
+    Form,
+    Image,
+    Message,
+    Piece,
+    Sampling,
+    Text,
+    TextDelta,
+    Usage,
+    message_to_json,
+)
 from app.core.pool.catalog import ProviderSpec
+from app.core.pool.wire_formats import FORMATS as WIRE_FORMATS
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import EventReader, ReplyReader
-from app.providers.options import SAMPLING, WITHOUT
 from tests.conformance.wire_formats import (
     FORMATS,
     PATIENT,
@@ -261,7 +272,13 @@ def test_a_sampling_parameter_is_sent_unless_the_format_is_listed_as_one_without
 ) -> None:
     sampling = replace(Sampling(max_tokens=64), **{parameter: getattr(ALL, parameter)})
     is_sent = _render_body(form.name, sampling=sampling) != _render_body(form.name)
-    assert is_sent != (parameter in WITHOUT.get(form.name, ()))
+    assert is_sent != (parameter in WIRE_FORMATS[form.name].lacks)
+
+
+def test_the_size_of_a_request_is_about_what_the_format_is_said_to_need_around_its_messages(form: Format) -> None:
+    conversation = json.dumps([message_to_json(message) for message in request().messages], separators=(",", ":"))
+    envelope = len(json.dumps(_render_body(form.name), separators=(",", ":"))) - len(conversation) - len("model-a")
+    assert envelope == pytest.approx(WIRE_FORMATS[form.name].envelope_bytes, abs=30)
 
 
 def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from app.core.message.chat import Usage
 from app.core.pool.rules import Attributes, ExcludingRule, Rule
+from app.core.pool.wire_formats import FORMATS, Auth, WireFormat
 
-WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
-Auth = Literal["key", "api-key", "azure", "aws", "google"]
 MILLION = 1_000_000
 FIRST_BYTE_SECONDS = 120.0
 """Seconds to the first byte, where the pool file does not say otherwise."""
@@ -241,12 +240,12 @@ class ProviderSpec(Struct, frozen=True):
     @property
     def gives_logprobs(self) -> bool:
         """Return whether the operator declares that its models return log-probabilities."""
-        return self.format in ("openai", "responses", "rehearsal") and self.options.get("logprobs") == "true"
+        return FORMATS[self.format].has_logprobs and self.options.get("logprobs") == "true"
 
     @property
     def json_mode(self) -> bool:
         """Return whether its models can be held to any JSON object (`response_format: json_object`)."""
-        return self.structured and self.format in ("openai", "responses", "gemini")
+        return self.structured and FORMATS[self.format].has_json_mode
 
     @property
     def keeps_open(self) -> bool:

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from app.core.message.chat import Message, Task, message_to_json
 from app.core.plan.workflow import Access, Step
-from app.core.pool.catalog import MILLION, Catalog, Limits, WireFormat
+from app.core.pool.catalog import MILLION, Catalog, Limits
 from app.core.pool.policy import tool_bytes
+from app.core.pool.wire_formats import FORMATS
 from app.core.rating.forecast import Forecast, History, PlannedStep, Spread, StepForecast, forecast
 from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import EarlierStep, compose
@@ -24,15 +25,6 @@ CACHE_SECONDS: Final = 10.0
 """Seconds for which a tenant's history is used without looking again."""
 MOST_TENANTS: Final = 64
 """Tenants whose history is kept."""
-ENVELOPES: Final[Mapping[WireFormat, int]] = {
-    "openai": 55,
-    "responses": 110,
-    "anthropic": 45,
-    "gemini": 30,
-    "rehearsal": 204,
-}
-"""About the bytes of a request of one or two messages beyond those of the messages and of the model's name, by wire
-format."""
 
 
 class Histories:
@@ -94,7 +86,7 @@ def _build_planned_step(catalog: Catalog, task: Task, steps: Sequence[Step], pla
     step = steps[place]
     worker = catalog.workers[step.worker]
     size = _bytes(task, steps, place)
-    size += ENVELOPES.get(catalog.providers[worker.provider].format, 0) + len(worker.model)
+    size += FORMATS[catalog.providers[worker.provider].format].envelope_bytes + len(worker.model)
     output_tokens = min(limits.output_tokens, worker.card.max_output)
     if step.answers and task.sampling.max_tokens is not None:
         output_tokens = min(output_tokens, task.sampling.max_tokens)

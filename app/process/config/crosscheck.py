@@ -6,13 +6,13 @@ fields, or as None; its name still counts.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
 
 from msgspec import Struct
 
 from app.core.plan.templates import MOST
-from app.core.pool.catalog import SELECTOR_ROUNDS, Auth, WireFormat
+from app.core.pool.catalog import SELECTOR_ROUNDS
 from app.core.pool.rules import SOURCES
+from app.core.pool.wire_formats import FORMATS
 from app.process.config.entries import (
     ALL,
     ConductorEntry,
@@ -27,19 +27,10 @@ from app.process.config.entries import (
 from app.process.config.settings import did_you_mean
 from app.providers import options
 from app.providers.authentication import EXTRAS, missing_extra
-from app.providers.options import TAKES_NO_SAMPLING, WITHOUT
 
 MAX_DIMENSIONS = 16_384
 """The most numbers that an embedding may have."""
 
-AUTHENTICATED: Mapping[Auth, tuple[WireFormat, ...]] = {
-    "key": get_args(WireFormat),
-    "api-key": ("openai", "responses", "anthropic", "embeddings"),
-    "azure": ("openai", "responses", "anthropic", "embeddings"),
-    "aws": ("anthropic", "openai", "responses"),
-    "google": ("gemini", "anthropic", "openai"),
-}
-"""The wire formats that each kind of authentication goes with."""
 Fault = tuple[tuple[str, ...], str]
 
 DEFAULT_ALIASES = {
@@ -126,8 +117,10 @@ def aliases_in_force(draft: CheckedEntries) -> dict[str, str]:
 def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
     """Yield the faults of how a provider's requests are authenticated, by field."""
     auth = provider.auth
-    if provider.format not in AUTHENTICATED[auth]:
-        yield "auth", f"does not go with the format {provider.format}; use {', '.join(AUTHENTICATED[auth])}"
+    facts = FORMATS[provider.format]
+    if auth not in facts.auth:
+        formats = [name for name, others in FORMATS.items() if auth in others.auth]
+        yield "auth", f"does not go with the format {provider.format}; use {', '.join(formats)}"
     elif problem := missing_extra(auth):
         yield "auth", f'= "{auth}" {problem}'
     endpoint_keys = [endpoint.key for endpoint in provider.endpoints]
@@ -140,7 +133,7 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
         yield "region", 'is missing; auth = "aws" signs for a region, such as us-east-1'
     if auth != "aws" and provider.region is not None:
         yield "region", 'has no effect without auth = "aws"; remove it'
-    if provider.api_version and provider.format not in AUTHENTICATED["api-key"]:
+    if provider.api_version and "api-key" not in facts.auth:
         yield "api_version", f"has no effect with the format {provider.format}; remove it"
 
 
@@ -196,13 +189,13 @@ def _labels(name: str, worker: WorkerEntry) -> Iterator[Fault]:
 
 def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: ProviderEntry) -> Iterator[Fault]:
     """Yield parameters that are to be taken and cannot be sent; they may only be dropped or refused."""
-    if table and provider.format in TAKES_NO_SAMPLING:
+    facts = FORMATS[provider.format]
+    if table and not facts.takes_sampling:
         yield (*place, "sampling"), f"has no effect with the format {provider.format}; remove it"
         return
-    lacking = WITHOUT.get(provider.format, frozenset())
     ignored = {name.strip() for name in provider.options.get("ignore", "").split(",")}
     for name, treatment in table.items():
-        if treatment == "take" and name in lacking:
+        if treatment == "take" and name in facts.lacks:
             yield (*place, "sampling", name), f"is not in the format {provider.format}; drop or refuse it"
         elif treatment == "take" and name in ignored:
             yield (*place, "sampling", name), "is left out by the provider's option `ignore`; remove it there"

@@ -17,7 +17,6 @@ from app.core.pool.catalog import (
     LIMITS,
     MILLION,
     ApprovalRule,
-    Auth,
     Card,
     ConductorSpec,
     Deadlines,
@@ -34,10 +33,10 @@ from app.core.pool.catalog import (
     ShadowMode,
     ShadowSpec,
     Template,
-    WireFormat,
     Worker,
 )
 from app.core.pool.rules import Match, Rule
+from app.core.pool.wire_formats import Auth, WireFormat
 from app.process.config.settings import url_problem
 
 ALL = "*"
