@@ -100,18 +100,19 @@ class HoldTime(Struct, frozen=True):
     """None while it is in force."""
 
     def covers(self, removal: Removal, owner: Owner | None) -> bool | None:
-        """Return True if it covers the run; None if that is not known any more."""
+        """Return True if it covers the run; None if that is not known any more. A key of all tenants begins runs of
+        other tenants than its own, so that of a hold on a key does not count."""
         if self.scope == "run":
             return self.name == removal.run
-        if self.tenant not in ("", removal.tenant):
-            return False
-        if self.scope == "tenant":
-            return True
         key, users = removal.key, None
         if owner is not None:
             key, users = owner.key, owner.users
         if self.scope == "key":
             return None if key is None else self.name == key
+        if self.tenant not in ("", removal.tenant):
+            return False
+        if self.scope == "tenant":
+            return True
         return None if users is None else self.name in users
 
     def was_in_force(self, removal: Removal) -> bool:

@@ -84,6 +84,18 @@ KEY_ROW = text(
 )
 
 
+async def test_a_hold_on_a_key_of_all_tenants_covers_its_runs_in_every_tenant(store: SqlStore) -> None:
+    """Such a key may replay a run of another tenant, and the replay belongs to that tenant."""
+    await add_runs(store)
+    key = (await store.run("other")).key
+    await store._write(lambda conn: conn.execute(KEY_ROW, {"id": key}))
+    placed = await store.place_hold(hold("key", key), by=CLERK)
+    assert placed.tenant == "tenant"
+    assert (await store.find_holds_by_run(["other"])) == {"other": placed.id}
+    with pytest.raises(LegalHold, match=placed.id):
+        await store.destroy_content_keys("else")
+
+
 async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) -> None:
     """Releases before the tags of users wrote none, and a name may be too long for one."""
     await fill(

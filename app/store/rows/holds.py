@@ -157,8 +157,10 @@ def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
 
 
 def refuse_tenant(conn: Connection, tenant: str) -> None:
-    """Raise `LegalHold` if a hold may cover any run of this tenant."""
-    statement = select(HOLD.id).where(IN_FORCE, HOLD.tenant.in_(("", tenant))).order_by(HOLD.id).limit(1)
-    hold = conn.execute(statement).scalar_one_or_none()
+    """Raise `LegalHold` if a hold may cover any run of this tenant. One on a key of another tenant does if that key has
+    begun a run of this one."""
+    begun = exists(select(RUNS.c.id).where(RUNS.c.tenant == tenant, RUNS.c.key == HOLD.name).correlate(HOLDS))
+    may_cover = or_(HOLD.tenant.in_(("", tenant)), and_(HOLD.scope == "key", begun))
+    hold = conn.execute(select(HOLD.id).where(IN_FORCE, may_cover).order_by(HOLD.id).limit(1)).scalar_one_or_none()
     if hold is not None:
         raise LegalHold.of(hold)
