@@ -61,6 +61,15 @@ async def test_the_other_runs_are_replayed(baton: Command, runs: tuple[str, ...]
     assert f"The event 3 of the run {runs[0]} cannot be read" in refusals[runs[0]]
 
 
+async def test_the_other_runs_get_rows_of_the_ledger_of_disclosures(
+    baton: Command, runs: tuple[str, ...], tmp_path: Path
+) -> None:
+    change(tmp_path, "DELETE FROM disclosures")
+    assert await baton("disclosures", "rebuild") == (1, {"runs": 4, "rows": 1, "damaged": [runs[0]]})
+    status, row = await baton("disclosures")
+    assert (status, row["run"]) == (0, runs[1])
+
+
 async def test_the_other_plans_that_wait_are_listed(
     baton: Command, runs: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

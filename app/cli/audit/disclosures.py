@@ -25,7 +25,8 @@ COLUMNS = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels"
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Carry out the command on the configured database. Returns the exit status."""
+    """Carry out the command on the configured database. Returns the exit status: 1 if a rebuild has met a journal that
+    is damaged."""
     settings = storage.read_settings(environ)
     if args.action == "rebuild":
         return event_loop.run(_rebuild(settings, as_json=args.json))
@@ -146,16 +147,21 @@ def decision_text(row: Disclosure) -> str:
 
 async def _rebuild(settings: Settings, *, as_json: bool) -> int:
     run_count = row_count = 0
+    damaged: list[str] = []
     async with storage.open_configured_store(settings) as store:
         place: tuple[float, str] | None = None
         while True:
             batch = await store.rebuild_disclosures(place, BATCH_RUNS, complete_disclosures)
             run_count, row_count, place = run_count + batch.runs, row_count + batch.added, batch.following
+            damaged += batch.damaged
             if place is None:
                 break
     if as_json:
-        terminal.print_json({"runs": run_count, "rows": row_count})
+        terminal.print_json({"runs": run_count, "rows": row_count, "damaged": damaged})
     else:
+        console = terminal.stdout()
         run_text, row_text = terminal.count(run_count, "run"), terminal.count(row_count, "row")
-        terminal.stdout().print(f"Looked at {run_text}; added or completed {row_text}.")
-    return 0
+        console.print(f"Looked at {run_text}; added or completed {row_text}.")
+        for name in damaged:
+            console.print(f"{name} got no row: its journal is damaged. `baton audit check --run {name}` shows how.")
+    return int(bool(damaged))

@@ -83,12 +83,13 @@ class Disclosure(Recipient, frozen=True):
 
 
 class RebuildBatch(Struct, frozen=True):
-    """One batch of a rebuild: how many runs were looked at, how many rows were added or completed, and the place at
-    which the next batch begins; None after the last one."""
+    """One batch of a rebuild: how many runs were looked at, how many rows were added or completed, the place at which
+    the next batch begins (None after the last one), and the runs whose journal cannot be read, which get no row."""
 
     runs: int
     added: int
     following: Place | None
+    damaged: tuple[str, ...] = ()
 
 
 class Disclosures(Protocol):

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, 
 
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
 from app.core.run.recipients import EMBEDDING_TEMPLATE, RecipientKind, steps_seen_by_recipient
+from app.errors import EventMalformed
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import (
     Disclosure,
@@ -253,13 +254,17 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: EventCo
     runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
     incomplete_runs = _incomplete_runs(conn, [row.id for row in runs])
     added = 0
+    damaged: tuple[str, ...] = ()
     for count, row in enumerate(runs, start=1):
         if row.id in incomplete_runs:
-            added += _derive(conn, row.id, row.tenant, row.key, complete)
+            try:
+                added += _derive(conn, row.id, row.tenant, row.key, complete)
+            except EventMalformed:
+                damaged += (row.id,)
         if monotonic() >= ends_at:
-            return RebuildBatch(count, added, (row.created_at, row.id))
+            return RebuildBatch(count, added, (row.created_at, row.id), damaged)
     following = (runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
-    return RebuildBatch(len(runs), added, following)
+    return RebuildBatch(len(runs), added, following, damaged)
 
 
 def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
@@ -275,7 +280,8 @@ def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
 
 
 def _derive(conn: Connection, run: str, tenant: str, key: str, complete: EventCompleter) -> int:
-    """Add what the ledger lacks of one run. Returns the number of rows that were added or completed."""
+    """Add what the ledger lacks of one run. Returns the number of rows that were added or completed. Raises
+    `EventMalformed`, before anything is written."""
     conn.execute(select(RUNS.c.id).where(RUNS.c.id == run).with_for_update())
     events = _events(conn, run)
     rows = conn.execute(select(LEDGER.call, LEDGER.outcome).where(LEDGER.run == run))
@@ -283,7 +289,7 @@ def _derive(conn: Connection, run: str, tenant: str, key: str, complete: EventCo
     names = DISCLOSURES.columns.keys()
     new_rows: dict[str, dict[str, Any]] = {}
     completed = 0
-    for event in complete(events, _snapshots(conn, events)):
+    for event in list(complete(events, _snapshots(conn, events))):
         fact = event.fact
         if isinstance(fact, CallIntended) and fact.call not in stored_outcomes:
             row = intent_row(run, tenant, key, fact, event.at)
@@ -316,7 +322,7 @@ def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:
     """Return the snapshots of the pools that calls of a run went by, as far as they are stored."""
     digests = set()
     for event in events:
-        if event.kind is Kind.CALL_INTENDED:
-            digests.add(event.body.get("catalog", ""))
+        if event.kind is Kind.CALL_INTENDED and isinstance(event.fact, CallIntended):
+            digests.add(event.fact.catalog)
     rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(sorted(digests))))
     return {digest: bytes(body) for digest, body in rows}
