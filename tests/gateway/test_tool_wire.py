@@ -156,6 +156,17 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
     assert len(stub.requests) == 2
 
 
+async def test_a_call_that_is_cut_off_while_it_streams_ends_the_reply(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """No other worker is asked, though the reply has no answer: its caller has received a part of the call."""
+    stub.script("alpha", Reply(chunks=(), tool_calls=(look_call("a"),), finish="length"))
+    cut = await stream_chat(client, request_body())
+    assert [piece["function"]["arguments"] for piece in pieces(cut)] == ["", '{"q":']
+    assert (cut.chunks[-1]["choices"][0]["finish_reason"], cut.done) == ("length", True)
+    assert [request.model for request in stub.requests] == ["alpha"]
+
+
 @pytest.mark.long
 async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them: there, back to the first one, which remembers the

@@ -537,8 +537,11 @@ class Execution:
             await self._append(self._entry((*lost_outcomes, attempt.build_intent()), hold=attempt.hold))
 
     def _should_ask_another(self, candidates: Candidates, attempt: Attempt) -> bool:
-        """Return whether another worker is asked because the answer of this one is empty: once for each step."""
-        if self._empty is not None or not attempt.build_outcome().is_empty_answer or not candidates.spare:
+        """Return whether another worker is asked because the answer of this one is empty: once for each step, unless a
+        part of a call that was cut off has reached the caller."""
+        if self._empty is not None or self._was_streamed or not candidates.spare:
+            return False
+        if not attempt.build_outcome().is_empty_answer:
             return False
         self._empty = attempt
         candidates.note_empty_answer(attempt.worker)
