@@ -147,6 +147,22 @@ async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderSt
     assert "'commentary' or 'final_answer'" in error["message"]
 
 
+@pytest.mark.parametrize("words", [(), ("Hm.",)])
+async def test_a_call_that_is_cut_off_is_incomplete(
+    stub: ProviderStub, client: httpx.AsyncClient, words: tuple[str, ...]
+) -> None:
+    """It is no call that a client could carry out, and the response does not have it."""
+    stub.always("alpha", Reply(chunks=words, tool_calls=CALLS[:1], finish="length"))
+    events = exact_events((await client.post("/v1/responses", json=ASKED | {"tools": [ADD], "stream": True})).text)
+    ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item["status"]) for item in ended] == [
+        *(("message", "completed") for _ in words),
+        ("function_call", "incomplete"),
+    ]
+    response = events[-1]["response"]
+    assert (response["status"], [item["type"] for item in response["output"]]) == ("incomplete", ["message"])
+
+
 def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(event.get("delta", "") for event in events)
 

@@ -318,7 +318,7 @@ class Events:
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
         frames = b""
         response = render_response(self._subject_at(end), end)
-        if not self._has_message and not end.calls:
+        if not (self._has_message or self._calls or end.calls):
             frames += self._begin_message()
         for call in end.calls[len(self._calls) :]:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
@@ -374,7 +374,7 @@ class Events:
     def _end_block(self, logprobs: Any = None, status: str = "completed", phase: str = COMMENTARY) -> bytes:
         """Close what is open: the message, or the latest call. The phase is that of a message that calls follow."""
         if self._calls and self._open_call:
-            return self._end_call()
+            return self._end_call(status)
         if not self._has_message or self._message_done:
             return b""
         self._message_done = True
@@ -418,12 +418,12 @@ class Events:
             "response.function_call_arguments.delta", self._at + len(text), **place, delta=text[sent_chars:]
         )
 
-    def _end_call(self) -> bytes:
+    def _end_call(self, status: str) -> bytes:
         call = self._calls[-1]
         self._open_call = False
         toolbox = self._subject.turn_task.toolbox
         place = {"item_id": item_id(toolbox, call), "output_index": self._index}
-        item = call_item(toolbox, call, "completed")
+        item = call_item(toolbox, call, status)
         kind, frames = kind_of(toolbox, call.name), b""
         if kind == "custom":
             custom = "response.custom_tool_call_input"
