@@ -306,8 +306,8 @@ async def test_a_run_has_the_tags_that_its_events_give_it_and_since_0_3_that_of_
 ) -> None:
     first, last = tampers.play_run("run_shown")
     assert first.new is not None
-    body = first.events[0].to_json() | {"preview": True}
-    other_tags = tuple([tag for tag in first.tags if tag[0] != "plan"])
+    body = first.events[0].to_json() | {"preview": True, "recorded_labels": ["of-replay"]}
+    other_tags = (*[tag for tag in first.tags if tag[0] != "plan"], ("label", "of-replay"))
     preview = replace(
         first, events=(Raw(Kind.ADMITTED, body),), tags=(*other_tags, *tags), new=replace(first.new, code=code)
     )

@@ -8,11 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.run.retention_classes import RunClass
 from app.engine.runs import replays
 from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from app.store.protocol import CONTENT_READ, AdminEventQuery
+from app.store.protocol import CONTENT_READ, AdminEventQuery, ContentQuery
 from tests.harness.in_process import (
     ANSWERS,
     await_ended_row,
@@ -459,7 +460,8 @@ async def test_outputs_are_kept_whose_workers_the_replay_may_not_call(
 
 
 async def test_labels_of_a_tools_result_stay_on_an_output_that_is_kept(stub: ProviderStub, tmp_path: Path) -> None:
-    """The replay has no other labels; the auditor derives them for its calls all the same."""
+    """The replay has no other labels; the auditor derives them for its calls all the same, and texts with the label
+    are kept for the time that is stated for it."""
     stub.script("alpha", Reply(tool_calls=(ToolCall("look", "{}", "theirs"),), finish="tool"))
     steps = [
         {"worker": "alpha", "subtask": "Look", "access": ["user"], "tools": True},
@@ -480,5 +482,11 @@ async def test_labels_of_a_tools_result_stay_on_an_output_that_is_kept(stub: Pro
             "baton": {"labels": ["phi"]},
         }
         await client.post("/v1/chat/completions", json=question | {"messages": [*messages, said, result]})
-        again = await replay_run(client, str(asked.headers["x-baton-run"]), from_step=1)
-        assert again["steps"][1]["labels"] == ["phi"]
+        run = str(asked.headers["x-baton-run"])
+        kept = await replay_run(client, run, from_step=1)
+        assert kept["steps"][1]["labels"] == ["phi"]
+        whole = await replay_run(client, run, model="baton-ultra", worker="gamma")
+        assert [step["worker"] for step in whole["steps"]] == ["gamma"], "it calls no tool"
+        retention = ContentQuery(within=RunClass(label="phi"))
+        with_label = await runtime.context.store.runs_with_content(retention)
+        assert {row.id for row in with_label.runs} == {run, kept["id"], whole["id"]}, "each has a copy of the result"

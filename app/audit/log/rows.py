@@ -716,10 +716,11 @@ def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _tags_of_labels(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    labels = body.get("labels")
-    if isinstance(labels, list):
-        for label in labels:
-            yield "label", str(label)
+    for name in ("labels", "recorded_labels"):
+        labels = body.get(name)
+        if isinstance(labels, list):
+            for label in labels:
+                yield "label", str(label)
 
 
 def _tags_of_plan(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -235,7 +235,10 @@ class RunAdmitted(Fact, frozen=True):
     gateway: LeftOut[str] = ""
     """The address of the gateway that the request came to, and that follows the run."""
     plan: LeftOut[str] = ""
-    """Ref of the caller's own plan; empty where a conductor plans."""
+    """Ref of the caller's own plan, or of what a replay takes over; empty where a conductor plans."""
+    recorded_labels: LeftOut[frozenset[str]] = frozenset()
+    """The labels of tool results and outputs that a replay takes over. They do not choose the workers of the run; the
+    time for which texts with a label are kept holds for it, too."""
     request_id: LeftOut[str] = ""
     """The id of the HTTP request (`x-request-id`); empty where there was none."""
     tenant: LeftOut[str] = ""

@@ -124,6 +124,17 @@ class Recording(Struct, frozen=True):
         return sum(key.isdecimal() for key in self.plans)
 
     @property
+    def labels(self) -> frozenset[str]:
+        """Return the labels of the recorded tool results and kept outputs."""
+        labels: set[str] = set()
+        for tools in self.tools:
+            labels |= tools.labels
+        for plan in self.plans.values():
+            for output in plan.kept_outputs.values():
+                labels |= output.labels
+        return frozenset(labels)
+
+    @property
     def nests(self) -> bool:
         """Return True if a plan is nested in a step."""
         return any(not key.isdecimal() for key in self.plans)

@@ -168,9 +168,15 @@ async def with_budgets(context: EngineContext, order: Order) -> Order:
 
 
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
-    """The filters of a new run: its labels, its end user and metadata, the id of its request, and that of its trace."""
-    labels = [("label", label) for label in sorted(order.labels)]
+    """The filters of a new run: its labels and those of what it takes over, its end user and metadata, the id of its
+    request, and that of its trace."""
+    labels = [("label", label) for label in sorted(order.labels | _recorded_labels(order))]
     return (*labels, *_plan_tags(order), *_caller_tags(order.task), *request_tags(order))
+
+
+def _recorded_labels(order: Order) -> frozenset[str]:
+    """The labels of what a replay takes over."""
+    return order.recording.labels if order.recording is not None else frozenset()
 
 
 def _plan_tags(order: Order) -> list[tuple[str, str]]:
@@ -497,6 +503,7 @@ def _admission_event(
         explore=order.explore,
         gateway=gateway,
         plan=plan,
+        recorded_labels=_recorded_labels(order),
         request_id=order.request_id,
         tenant=order.tenant,
         key_name=order.key_name,

@@ -256,7 +256,7 @@ def _tags_of(kind: str, body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == Kind.AWAITING_APPROVAL.value:
         yield APPROVAL_TAG, ASKED
         return
-    for label in body.get("labels", ()):
+    for label in (*body.get("labels", ()), *body.get("recorded_labels", ())):
         yield "label", label
     request = body.get("request_id")
     if request:
