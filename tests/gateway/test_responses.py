@@ -119,6 +119,25 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
     assert (await client.delete(path, headers=operator)).json()["deleted"] is True
 
 
+async def test_a_key_of_all_tenants_takes_no_conversation_into_its_own_tenant(
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """It may read the response; but a run of its own tenant would show the words to others of that tenant, and an
+    erasure of the tenant that they belong to would not reach them."""
+    first = await create_response(client)
+    root = {"authorization": f"Bearer {await add_key(runtime, 'ops', ('admin',), all_tenants=True)}"}
+    assert (await client.get(f"/v1/responses/{first['id']}", headers=root)).json() == first
+    count_before = len(stub.requests)
+    continuing = ASKED | {"previous_response_id": first["id"]}
+    for path in ("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"):
+        reply = await client.post(path, json=continuing, headers=root)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "previous_response_not_found"), path
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    reply = await client.post("/v1/responses", json=ASKED | {"input": [reference]}, headers=root)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "item_not_found")
+    assert len(stub.requests) == count_before
+
+
 async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
     stub.script("alpha", calls)

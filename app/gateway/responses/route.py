@@ -370,7 +370,7 @@ async def _resolve_references(
 ) -> ResponsesRequest:
     """Return the request with each reference to an item replaced by what it names."""
     store = context.store.of_tenant(caller.tenant)
-    return await resolve_references(store, response_request, lambda response: _find_stored(context, response, caller))
+    return await resolve_references(store, response_request, lambda response: _find_own(context, response, caller))
 
 
 async def _find_stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
@@ -381,6 +381,12 @@ async def _find_stored(context: GatewayContext, response: str, caller: Caller) -
         raise NotFound(NOT_FOUND_MESSAGE)
     await reads.note_foreign(context, caller, row, "response")
     return stored_response
+
+
+async def _find_own(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
+    """Return a response of the key's own tenant, as `_find_stored` does. What goes on with it is a run of that tenant,
+    so a key of all tenants takes no conversation of another one there."""
+    return await _find_stored(context, response, replace(caller, key=replace(caller.key, all_tenants=False)))
 
 
 async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, RunRow]:
@@ -413,7 +419,7 @@ async def _find_previous_response(
     if previous is None:
         return None
     try:
-        earlier = await _find_stored(context, previous, caller)
+        earlier = await _find_own(context, previous, caller)
     except NotFound:
         raise InvalidRequest(
             "There is no previous response of that id; send the whole conversation as input instead.",
