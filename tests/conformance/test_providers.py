@@ -251,6 +251,9 @@ async def test_every_kind_of_conversation_is_accepted(line: Line) -> None:
             picture,
         ],
         [Message("user", (Text("Finish:"),)), Message("assistant", (Text("One, two, "),))],
+        [Message("user", (Text("Finish:"),)), Message("assistant", (Text("One, "), Text("\n")))],
+        [Message("user", (Text(" "),)), Message("assistant", (Text("\n"),)), Message("user", (Text("\t"), Text("Go")))],
+        [Message("user", (Image("data:image/jpg;base64,/9j/2Q=="),))],
     ]
     for messages in conversations:
         assert text_of_pieces(await line.pieces(request(*messages))) == "Hello there."
@@ -263,7 +266,7 @@ def _render_body(name: str, spec: dict[str, Any] | None = None, **changes: Any) 
     return body
 
 
-ALL = Sampling(1.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2, (("50256", -100),))
+ALL = Sampling(1.5, 0.9, 99, ("END",), 7, 0.1, 0.2, (("50256", -100),))
 
 
 @pytest.mark.parametrize("parameter", sorted(SAMPLING))
@@ -285,7 +288,7 @@ def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
     body = _render_body("openai", sampling=ALL, form=Form(SCHEMA, strict=True), logprobs=40)
     assert body["max_completion_tokens"] == 99
     assert "max_tokens" not in body
-    assert (body["temperature"], body["top_p"], body["stop"], body["seed"]) == (1.5, 0.9, ["\n\n"], 7)
+    assert (body["temperature"], body["top_p"], body["stop"], body["seed"]) == (1.5, 0.9, ["END"], 7)
     assert (body["presence_penalty"], body["frequency_penalty"]) == (0.1, 0.2)
     assert body["logit_bias"] == {"50256": -100}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
@@ -324,12 +327,27 @@ def test_openai_names_and_images() -> None:
 
 def test_anthropic_renders_what_it_can_and_says_what_it_cannot() -> None:
     body = _render_body("anthropic", sampling=ALL, form=Form(SCHEMA, strict=True))
-    assert (body["temperature"], body["max_tokens"], body["stop_sequences"]) == (1.0, 99, ["\n\n"])
+    assert (body["temperature"], body["max_tokens"], body["stop_sequences"]) == (1.0, 99, ["END"])
     assert body.keys().isdisjoint({"top_p", "seed", "presence_penalty", "frequency_penalty"})
     steps = body["output_config"]["format"]["schema"]["properties"]["steps"]
     assert steps == {"type": "array", "items": {"type": "integer"}}
     adapter: Any = FORMATS["anthropic"].adapter(ProviderSpec("p", "anthropic", options={"ignore": "top_p"}), "k")
     assert adapter.unsupported == {"seed", "presence_penalty", "frequency_penalty", "logit_bias", "top_p"}
+
+
+@pytest.mark.parametrize(("stop", "sent"), [(("\n", "END"), ["END"]), (("\n", " "), None)])
+async def test_anthropic_is_sent_no_stop_sequence_that_it_refuses(
+    stub: ProviderStub, stop: tuple[str, ...], sent: list[str] | None
+) -> None:
+    async with connected(FORMATS["anthropic"], stub) as line:
+        assert text_of_pieces(await line.pieces(request(sampling=Sampling(max_tokens=64, stop=stop)))) == "Hello there."
+    assert stub.requests[0].json.get("stop_sequences") == sent
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**31, 2**53 - 1, -1])
+async def test_gemini_takes_any_seed(stub: ProviderStub, seed: int) -> None:
+    async with connected(FORMATS["gemini"], stub) as line:
+        assert text_of_pieces(await line.pieces(request(sampling=Sampling(max_tokens=64, seed=seed)))) == "Hello there."
 
 
 def test_anthropic_blocks() -> None:
@@ -363,7 +381,7 @@ def test_gemini_parts_and_configuration() -> None:
         {"fileData": {"mimeType": "image/jpeg", "fileUri": "https://example.org/a.jpg?x=1"}},
     ]
     config = body["generationConfig"]
-    assert (config["maxOutputTokens"], config["seed"], config["stopSequences"]) == (99, 7, ["\n\n"])
+    assert (config["maxOutputTokens"], config["seed"], config["stopSequences"]) == (99, 7, ["END"])
     assert (config["responseMimeType"], config["responseJsonSchema"]) == ("application/json", SCHEMA)
 
 

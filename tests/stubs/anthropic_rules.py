@@ -17,6 +17,7 @@ BLOCKS = {
     "user": ("text", "image", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result"),
 }
+MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
 OLD_VERSION = "2023-06-01"
 """The last version that takes sampling parameters: 2026-10-21 answers 400 to them, even at their defaults."""
 TOOL_ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -99,14 +100,23 @@ def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
             )
         if kind == "text" and not block.get("text") and not final:
             refuse("messages: text content blocks must be non-empty")
+        if kind == "text" and not block["text"].strip():
+            refuse("messages: text content blocks must contain non-whitespace text")
         if kind == "text" and final and block["text"] != block["text"].rstrip():
             refuse("messages: final assistant content cannot end with trailing whitespace")
         if kind == "text" and role == "user" and block.get("citations"):
             refuse(f"messages.{i}.content.{k}.text.citations: citations are not permitted in user messages")
-        if kind == "image" and block.get("source", {}).get("type") not in ("base64", "url", "file"):
-            refuse(f"messages.{i}.content.{k}.image.source: Input tag does not match any of the expected tags")
+        if kind == "image":
+            _check_image(block.get("source", {}), f"messages.{i}.content.{k}.image.source")
         if kind in ("tool_use", "tool_result"):
             _check_tool_block(block, f"messages.{i}.content.{k}")
+
+
+def _check_image(source: dict[str, Any], where: str) -> None:
+    if source.get("type") not in ("base64", "url", "file"):
+        refuse(f"{where}: Input tag does not match any of the expected tags")
+    if source["type"] == "base64" and source["media_type"] not in MEDIA:
+        refuse(f"{where}.base64.media_type: Input should be {', '.join(map(repr, MEDIA[:-1]))} or {MEDIA[-1]!r}")
 
 
 def _check_tool_block(block: dict[str, Any], where: str) -> None:
@@ -125,6 +135,8 @@ def _check_tool_block(block: dict[str, Any], where: str) -> None:
             refuse(f"{where}.tool_result.content: Input tag '{inner.get('type')}' found using 'type'")
         if inner["type"] == "text" and not inner.get("text"):
             refuse("messages: text content blocks must be non-empty")
+        if inner["type"] == "image":
+            _check_image(inner.get("source", {}), f"{where}.tool_result.content.image.source")
 
 
 def _check_tool_turn(blocks: list[Any], i: int, calls: list[str]) -> list[str]:

@@ -144,6 +144,9 @@ def _check_config(config: dict[str, Any]) -> None:
         refuse("* GenerateContentRequest.generation_config.max_output_tokens: max_output_tokens must be positive.\n")
     if len(config.get("stopSequences") or []) > 5:
         refuse("* GenerateContentRequest.generation_config.stop_sequences: at most 5 stop sequences are allowed.\n")
+    seed = config.get("seed")
+    if seed is not None and not -(1 << 31) <= seed < 1 << 31:
+        refuse(f"Invalid value at 'generation_config.seed' (TYPE_INT32), {seed}", "generation_config.seed")
     wants_schema = config.get("responseSchema") or config.get("responseJsonSchema")
     if wants_schema and config.get("responseMimeType") not in ("application/json", "text/x.enum"):
         refuse(

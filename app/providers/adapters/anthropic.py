@@ -10,8 +10,8 @@ Bedrock (`auth = "aws"`) and Vertex (`auth = "google"`) have the same format und
 path and the version in the body (InvokeModel of Bedrock's reference; `rawPredict` of Vertex's).
 
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
-with both given, `top_p` is left out. There are no log-probabilities. Options: `anthropic_version` (default 2023-06-01;
-a worker may name its own), `ignore`.
+with both given, `top_p` is left out. So are stop sequences of white space, which the API refuses. There are no
+log-probabilities. Options: `anthropic_version` (default 2023-06-01; a worker may name its own), `ignore`.
 """
 
 import re
@@ -211,8 +211,6 @@ def _trim(blocks: list[dict[str, Any]]) -> None:
     """Strip the end of a last turn of the assistant: it is the answer's beginning and may not end in white space."""
     if blocks and blocks[-1]["type"] == "text":
         blocks[-1]["text"] = blocks[-1]["text"].rstrip()
-        if not blocks[-1]["text"] and len(blocks) > 1:
-            blocks.pop()
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
@@ -221,8 +219,9 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         fields["temperature"] = min(sampling.temperature, 1.0)
     elif sampling.top_p is not None and "top_p" not in unsupported:
         fields["top_p"] = sampling.top_p
-    if sampling.stop and not unsupported & {"stop", "stop_sequences"}:
-        fields["stop_sequences"] = sampling.stop
+    stops = [stop for stop in sampling.stop if stop.strip()]
+    if stops and "stop" not in unsupported:
+        fields["stop_sequences"] = stops
     return fields
 
 

@@ -50,6 +50,8 @@ UNREADABLE = frozenset(
     ]
 )
 """Finish reasons which mean that Gemini could not parse the model's output."""
+SEEDS = 2**31
+"""The API takes a signed integer of 32 bits; callers' seeds may have 64."""
 UNSIGNED = "skip_thought_signature_validator"
 UNSPECIFIED = frozenset(("", "FINISH_REASON_UNSPECIFIED", "BLOCK_REASON_UNSPECIFIED"))
 MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
@@ -184,7 +186,7 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         "temperature": ("temperature", sampling.temperature),
         "top_p": ("topP", sampling.top_p),
         "stop": ("stopSequences", sampling.stop or None),
-        "seed": ("seed", sampling.seed),
+        "seed": ("seed", None if sampling.seed is None else sampling.seed % SEEDS),
         "presence_penalty": ("presencePenalty", sampling.presence_penalty),
         "frequency_penalty": ("frequencyPenalty", sampling.frequency_penalty),
     }
