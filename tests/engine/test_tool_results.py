@@ -159,6 +159,28 @@ async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, r
     assert (code(refused), refused.value.param) == ("labels_changed", "baton.labels")
 
 
+@pytest.mark.parametrize("tells", [True, False])
+async def test_log_probabilities_that_a_later_turn_wants_are_told_or_refused(
+    stub: ProviderStub, tmp_path: Path, tells: bool
+) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    pool = pool_text(stub)
+    if not tells:
+        pool = pool.replace(', logprobs = "true"', "")
+    async with running_service(tmp_path, pool) as runtime:
+        conversation = Conversation(runtime)
+        conversation.add_results(await conversation.take_turn(), "A")
+        new_order = conversation.order()
+        run = runtime.runs.start(replace(new_order, task=replace(new_order.task, logprobs=0)))
+        if tells:
+            assert len((await finish(await run)).ended.logprobs or ()) == len(DONE.chunks)
+            return
+        with pytest.raises(InvalidRequest) as refused:
+            await run
+        assert (code(refused), refused.value.param) == ("no_eligible_worker", "logprobs")
+        assert "They are: alpha, beta, gamma." in str(refused.value)
+
+
 async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", tool_call_reply(look_call("a")))
     conversation = Conversation(runtime)

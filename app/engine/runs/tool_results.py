@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from app.core.contents import content_ref
 from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
+from app.core.pool.catalog import Catalog
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
 from app.core.run import caller_view, drafts, notices
@@ -184,9 +185,11 @@ def _check_authority(
     results: ReturnedResults,
     portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
-    """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
-    chosen for it."""
+    """Workers were chosen for the run's labels, for what it showed them and for the log-probabilities that it wanted;
+    none of this may grow without their having been chosen for it."""
     workers = context.catalog().workers
+    if order.task.logprobs is not None:
+        _check_logprobs(context.catalog(), state)
     if order.labels or any(worker.excluding_rules for worker in workers.values()):
         _check_labels(context, order, state, results, portions)
     for n, messages in portions.items():
@@ -200,6 +203,20 @@ def _check_authority(
                 param="messages",
                 code="no_eligible_worker",
             )
+
+
+def _check_logprobs(catalog: Catalog, state: RunState) -> None:
+    """Any worker of the run may come to give the answer, so each has to tell log-probabilities."""
+    workers = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
+    unable = [worker.name for worker in workers if not catalog.providers[worker.provider].gives_logprobs]
+    if unable:
+        raise InvalidRequest(
+            "The run that these results belong to was begun without log-probabilities, and some of its workers tell "
+            "none; send the conversation without the last tool calls to begin another one. They are: "
+            f"{', '.join(unable)[:2000]}.",
+            param="logprobs",
+            code="no_eligible_worker",
+        )
 
 
 def _needed_modalities(messages: Sequence[Message]) -> set[str]:
