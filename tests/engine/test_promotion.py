@@ -26,7 +26,7 @@ from app.engine.conductors.trials import Judgement
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
-from app.store.protocol import PROCESS, AdminEventQuery, Store
+from app.store.protocol import PROCESS, AdminEventQuery, RunQuery, Store
 from tests.harness.in_process import (
     await_ended_row,
     finish,
@@ -241,6 +241,22 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
             assert len(await runtime.context.store.changes()) == before
             events = await runtime.context.store.admin_events(AdminEventQuery())
             assert any(event.action == "conductor.rolled_back" and event.via == "process" for event in events)
+
+
+@pytest.mark.long
+async def test_plans_that_nobody_approves_are_no_failures_of_a_version(tmp_path: Path) -> None:
+    rule = '[tiers.baton-ultra.approval]\nworkers = ["alpha"]\nseconds = 0.01\non_expiry = "fallback-plan"\n'
+    steps = [(ordinal, "Solve it.", ["user"]) for ordinal in range(3)]
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        for model in ("planner", "planner@1"):
+            stub.always(model, Reply(chunks=(plan_text(*steps),)))
+        async with running_service(tmp_path, pool_text(stub) + STATED + rule) as runtime:
+            await load_and_change(runtime, ("canary", 0.8))
+            await runs(runtime, 0, 24)
+            assert {row.degraded for row in await runtime.context.store.runs(RunQuery())} == {True}
+            await PromotionWatch(runtime.context).look()
+            assert await live(runtime) == ("", "planner@1")
 
 
 async def test_what_is_promoted_while_the_watch_judges_the_canary_is_not_undone(

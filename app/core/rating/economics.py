@@ -57,6 +57,8 @@ REPORTED_KINDS = frozenset(
         Kind.STEP_DONE,
         Kind.STEP_FAILED,
         Kind.CANCEL_ASKED,
+        Kind.REFUSED,
+        Kind.APPROVAL_EXPIRED,
         *TERMINAL,
     }
 )

@@ -22,6 +22,7 @@ from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Price, Worker
 from app.core.pool.policy import NOT_APPROVED
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
+from app.core.run.kinds import TERMINAL, Kind
 
 PRICE, FURTHER = "price", "further_plan"
 """Reasons: the plan may cost more than its run may without an approval; an earlier plan of the run needed one."""
@@ -109,6 +110,17 @@ def find_decision(events: Sequence[Event], digest: str) -> tuple[float, RunAppro
         if decision.digest == digest:
             return at, decision
     return None
+
+
+def lacks_approval(events: Iterable[Event]) -> bool:
+    """Return True if a plan of the run was refused, or not approved in time, also where the run has an answer all the
+    same: that of a fallback, or of the round before."""
+    for event in events:
+        if event.kind in (Kind.REFUSED, Kind.APPROVAL_EXPIRED):
+            return True
+        if event.kind in TERMINAL and EXPIRED in (event.body.get("error"), event.body.get("stopped")):
+            return True
+    return False
 
 
 def needs_approval(worker: Worker, terms: ApprovalTerms) -> bool:

@@ -41,7 +41,7 @@ from app.core.rating.promotion import (
     pairs_needed,
     summarize_run,
 )
-from app.core.run.approvals import EXPIRED, REFUSED
+from app.core.run.approvals import lacks_approval
 from app.core.run.events import PlanAccepted, RunAdmitted, facts, read_facts
 from app.core.run.kinds import TERMINAL, Kind
 from app.core.run.state import CALLER, REPLAY
@@ -151,11 +151,6 @@ def _was_ended_by_a_shared_budget(run: JournaledRun) -> bool:
     return any(event.kind in TERMINAL and event.body.get("budget") for event in run.events)
 
 
-def _lacks_approval(run: JournaledRun) -> bool:
-    """Return True if a run ended because its plan was refused, or not approved in time."""
-    return any(event.kind in TERMINAL and event.body.get("error") in (EXPIRED, REFUSED) for event in run.events)
-
-
 def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
@@ -167,7 +162,8 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
 def _add_shadow(shadows: SubjectShadows, shadow: JournaledRun, origin: JournaledRun | None) -> SubjectShadows:
     """Return the shadows with one more. A shadow that ran out of the budget of shadows, or whose plan nobody approved,
     says nothing about the candidate."""
-    is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled") and not _lacks_approval(shadow)
+    is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled")
+    is_finished = is_finished and not lacks_approval(shadow.events)
     if not is_finished or origin is None or not origin.ended or _was_ended_by_a_shared_budget(origin):
         return replace(shadows, unfinished=shadows.unfinished + 1)
     if _admission(shadow).preview:
@@ -229,9 +225,10 @@ class Candidate(Struct, frozen=True):
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
         runs that its model conducts in the definition that served them, or that a selector there may have it conduct; a
         subject any run whose request does not say what is to plan. Those that their callers have given up are among
-        them, as runs without an answer, because callers do not wait for a candidate that is too slow."""
+        them, as runs without an answer, because callers do not wait for a candidate that is too slow. Those whose plan
+        nobody approved are not: that somebody has refused it, or has not decided, is no failure."""
         admitted = _admission(run)
-        if not run.ended or admitted.preview or _was_ended_by_a_shared_budget(run):
+        if not run.ended or admitted.preview or _was_ended_by_a_shared_budget(run) or lacks_approval(run.events):
             return False
         if tier_in(self.conductor):
             return admitted.conductor not in (CALLER, REPLAY)

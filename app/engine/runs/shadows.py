@@ -32,8 +32,8 @@ from app.core.pool.rules import Reading
 from app.core.pool.serving import definition, reader_before_approval
 from app.core.rating.evidence import PolicyState
 from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
-from app.core.run.approvals import EXPIRED
-from app.core.run.events import CallIntended, Event, RunAdmitted, RunApprovalExpired, RunEnd, RunRefused, facts
+from app.core.run.approvals import lacks_approval
+from app.core.run.events import CallIntended, Event, RunAdmitted, facts
 from app.core.run.fold import state_of_admission
 from app.core.run.state import FALLBACK
 from app.engine.calls.step_request import task_of
@@ -245,21 +245,9 @@ def _refusal(
         return "cancelled"
     shadow_tier = definition(catalog, tier, spec.subject)
     is_read_before = shadow_tier is not None and reader_before_approval(catalog, tier, shadow_tier)
-    if is_read_before or _lacks_approval(events):
+    if is_read_before or lacks_approval(events):
         return "not_approved"
     return ""
-
-
-def _lacks_approval(events: Sequence[Event]) -> bool:
-    """Return True if a plan of the run was refused, or not approved in time, also where the run has an answer all the
-    same: that of a fallback, or of the round before."""
-    for event in events:
-        fact = event.fact
-        if isinstance(fact, RunRefused | RunApprovalExpired):
-            return True
-        if isinstance(fact, RunEnd) and EXPIRED in (fact.error, fact.stopped):
-            return True
-    return False
 
 
 def shadow_order(
