@@ -21,6 +21,8 @@ from app.core.message.chat import (
     Sampling,
     Text,
     TextDelta,
+    Tool,
+    Toolbox,
     Usage,
     message_to_json,
 )
@@ -348,6 +350,27 @@ async def test_anthropic_is_sent_no_stop_sequence_that_it_refuses(
 async def test_gemini_takes_any_seed(stub: ProviderStub, seed: int) -> None:
     async with connected(FORMATS["gemini"], stub) as line:
         assert text_of_pieces(await line.pieces(request(sampling=Sampling(max_tokens=64, seed=seed)))) == "Hello there."
+
+
+OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "object"}}, "required": []}
+OPTIONAL = {**OPEN, "properties": {"a": {"type": "integer", "minimum": 0}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("schema", [OPEN, {**OPEN, "additionalProperties": False}, OPTIONAL])
+async def test_schemas_with_open_objects_and_optional_fields_are_taken(line: Line, schema: dict[str, Any]) -> None:
+    strict_tool = Toolbox((Tool("add", "Adds.", schema, strict=True),))
+    for more in ({"form": Form(schema)}, {"toolbox": strict_tool}):
+        assert text_of_pieces(await line.pieces(request(**more))) == "Hello there."
+
+
+def test_anthropics_decoders_are_constrained_where_objects_are_closed() -> None:
+    closed = {**OPTIONAL, "properties": {"a": {"type": "integer"}}}
+    strict_tool = Toolbox((Tool("add", "Adds.", OPTIONAL, strict=True),))
+    body = _render_body("anthropic", form=Form(OPTIONAL), toolbox=strict_tool)
+    assert body["output_config"]["format"]["schema"] == closed
+    assert (body["tools"][0]["strict"], body["tools"][0]["input_schema"]) == (True, closed)
+    declared = _render_body("anthropic", {"options": {"open_schemas": "true"}}, form=Form(OPEN))
+    assert declared["output_config"]["format"]["schema"] == OPEN
 
 
 def test_anthropic_blocks() -> None:

@@ -203,8 +203,11 @@ def _check_tools(body: dict[str, Any]) -> None:
             refuse(f"tools.{i}.custom.input_schema: Field required")
         if tool.get("type") in (None, "custom") and tool["input_schema"].get("type") != "object":
             refuse(f"tools.{i}.custom.input_schema.type: Input should be 'object'")
-        if tool.get("strict") and (keyword := _find_unsupported(tool["input_schema"])):
-            refuse(f"tools.{i}.custom: For '{tool['name']}', property '{keyword}' is not supported")
+        if tool.get("strict"):
+            _check_schema(tool["input_schema"], f"tools.{i}.custom")
+    output = (body.get("output_config") or {}).get("format")
+    if output is not None:
+        _check_schema(output["schema"], "output_config.format.schema")
     _check_choice(body.get("tool_choice") or {}, [tool["name"] for tool in tools])
 
 
@@ -219,10 +222,16 @@ def _check_choice(choice: dict[str, Any], offered: list[str]) -> None:
         refuse("tool_choice.none.disable_parallel_tool_use: Extra inputs are not permitted")
 
 
-def _find_unsupported(schema: Any) -> str | None:
-    """Return a keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
+def _check_schema(schema: Any, where: str) -> None:
+    """Refuse what no decoder is constrained to: some keywords, and objects that are not closed. What stands in
+    `properties` are names."""
     if not isinstance(schema, dict):
-        return None
-    unsupported = sorted(UNSUPPORTED & schema.keys())
-    inner = [*schema.get("properties", {}).values(), schema.get("items")]
-    return next((fault for fault in (*unsupported, *map(_find_unsupported, inner)) if fault), None)
+        return
+    if unsupported := sorted(UNSUPPORTED & schema.keys()):
+        refuse(f"{where}: property '{unsupported[0]}' is not supported")
+    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+        refuse(f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
+    definitions = schema.get("$defs", {})
+    for inner in (*schema.get("properties", {}).values(), *definitions.values(), *schema.get("anyOf", ())):
+        _check_schema(inner, where)
+    _check_schema(schema.get("items"), where)

@@ -120,9 +120,11 @@ class AnthropicProvider:
         strict = _drop_unsupported_keywords if self._spec.structured else None
         body |= _tools(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
-            body["output_config"] = {
-                "format": {"type": "json_schema", "schema": _drop_unsupported_keywords(request.form.schema)}
-            }
+            schema = request.form.schema
+            if self._spec.keeps_open or _closes_objects(schema):
+                body["output_config"] = {
+                    "format": {"type": "json_schema", "schema": _drop_unsupported_keywords(schema)}
+                }
         if self._spec.streams and request.live and self._spec.auth != "aws":
             body["stream"] = True
         return orjson.dumps(body, default=dict)
@@ -256,9 +258,22 @@ def _tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
     if tool.description:
         definition["description"] = tool.description
     schema = {"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)}
-    if strict is None or not tool.strict:
+    if strict is None or not tool.strict or not _closes_objects(schema):
         return definition | {"input_schema": schema}
     return definition | {"input_schema": strict(schema), "strict": True}
+
+
+def _closes_objects(schema: object) -> bool:
+    """Return whether all objects in a schema are closed: the API refuses to constrain decoding to any other schema."""
+    if isinstance(schema, list | tuple):
+        return all(map(_closes_objects, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    kinds = schema.get("type")
+    is_object = "object" in (kinds if isinstance(kinds, list | tuple) else [kinds])
+    if is_object and schema.get("additionalProperties") is not False:
+        return False
+    return all(map(_closes_objects, schema.values()))
 
 
 def _drop_unsupported_keywords(schema: object) -> Any:
