@@ -1,19 +1,23 @@
 """Streams that stay open: they end with their key, and a key and a process have only so many."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from app.console.api import Api, ApiError, Session
-from app.gateway.runs import open_streams
+from app.errors import StoreUnavailable
+from app.gateway.runs import open_streams, overview_route
 from app.process.wiring import Runtime
 from app.store.protocol import Actor
+from app.store.sql import SqlStore
 from tests.harness.in_process import client_of, plan, script_answers
 from tests.harness.prepared_apps import app_over
-from tests.harness.waiting import until
-from tests.stubs import Hang, ProviderStub
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
+from tests.stubs import Hang, ProviderStub, Reply
 
 PLAN = plan(("alpha", "Answer it", ["user"]))
 
@@ -77,6 +81,43 @@ async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
                     assert (refused.value.status, refused.value.code) == (503, "overloaded")
             async with api.events(first, paths[0]) as again:
                 assert (await anext(again)).data
+
+
+@pytest.mark.parametrize("path", ["/v1/runs/live", "/v1/overview/live", "/v1/runs/{run}/events/stream"])
+async def test_while_the_database_is_away_streams_pause_between_their_readings(
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It goes away after a look that has found something new, and before that is read."""
+    monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(overview_route, "STALE_SECONDS", 0.0)
+    stub.script("alpha", Reply(header_delay=0.5))
+    order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": PLAN}}
+    run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
+    store, tries = cast(SqlStore, runtime.context.store), 0
+
+    def make_refused(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def refuse_callers(tenant: str | None, *more: Any, **named: Any) -> Any:
+            nonlocal tries
+            if tenant is None:
+                return await read(None, *more, **named)
+            tries += 1
+            await asyncio.sleep(0)
+            raise StoreUnavailable
+
+        return refuse_callers
+
+    session = Session((("authorization", client.headers["authorization"]),))
+    query = {"period": "hour"} if "overview" in path else {}
+    with app_over(runtime.gateway) as app:
+        async with Api(app).events(session, path.format(run=run), query=query) as events:
+            assert (await anext(events)).data
+            with monkeypatch.context() as away:
+                away.setattr(store, "read_for", make_refused(store.read_for))
+                away.setattr(store, "journal_of", make_refused(store.journal_of))
+                await until(lambda: tries > 0)
+                await assert_stays(lambda: tries < 5, seconds=open_streams.AWAY_SECONDS / 2)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert (await anext(event async for event in events if event.data)).data
 
 
 async def test_no_cache_keeps_a_reply_with_content(runtime: Runtime, client: httpx.AsyncClient) -> None:

@@ -19,6 +19,7 @@ from app.core.run.fold import advance, fold
 from app.core.run.state import RunState
 from app.errors import NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
+from app.gateway.runs.open_streams import AWAY_SECONDS
 from app.store.protocol import TenantStore
 
 LOOK_SECONDS: Final = 0.2
@@ -105,7 +106,7 @@ async def _follow_events(
             except NotFound:
                 return
             except StoreUnavailable:
-                continue
+                await asyncio.sleep(AWAY_SECONDS)
         for event in new_events:
             state = advance(state, event)
         yield new_events, state

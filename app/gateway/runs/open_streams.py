@@ -23,6 +23,8 @@ MOST: Final = 1_000
 MOST_OF_KEY: Final = 200
 """Streams of one key at a time in one process."""
 RETRY_SECONDS: Final = 5.0
+AWAY_SECONDS: Final = 1.0
+"""How long a stream pauses after a reading that failed, because the database is away."""
 SCOPE: Final = "runs:read"
 """The scope that a stream needs as long as it is open."""
 HEADERS: Final = (

@@ -25,7 +25,7 @@ from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import stored_overview
 from app.gateway.runs.identity import check_tenant
-from app.gateway.runs.open_streams import OpenStream, OpenStreams
+from app.gateway.runs.open_streams import AWAY_SECONDS, OpenStream, OpenStreams
 from app.gateway.wire import query
 
 SCHEMAS: Final[operations.Schemas] = {"OverviewEvent": lambda: operations.event_schema(overview_replies.Overview)}
@@ -169,6 +169,7 @@ async def _follow_overview(
         try:
             number, now = await shared.at(latest)
         except (Overloaded, StoreUnavailable):
+            await asyncio.sleep(AWAY_SECONDS)
             now = last
         if now is last:
             yield b": ping\n"

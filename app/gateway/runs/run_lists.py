@@ -23,7 +23,7 @@ from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
 from app.gateway.runs.identity import check_tenant, key_names
-from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
+from app.gateway.runs.open_streams import AWAY_SECONDS, SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import Place, RatingFilter, RunQuery, RunRow, TenantStore
 
@@ -307,8 +307,10 @@ async def _follow_page(
             continue
         try:
             present = _index_by_id(await page.at(latest))
-        except StoreUnavailable:
-            continue  # the number stays, so that the page is read again
+        except StoreUnavailable:  # the number stays, so that the page is read again
+            await asyncio.sleep(AWAY_SECONDS)
+            yield PING
+            continue
         number = latest
         yield _difference(last, present)
         last = present
