@@ -1,5 +1,6 @@
 """Parts of the command line: commands with examples, types of values, and options that several commands share."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import isfinite
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from app.cli.arguments import Arguments, arguments
+from app.core.pool.rules import LABEL_FORM, LABEL_WORDS
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
@@ -217,6 +219,18 @@ class Count(click.ParamType[int]):
         return int(number)
 
 
+class Label(click.ParamType[str]):
+    """A label as keys and requests may have it."""
+
+    name = "label"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the label."""
+        if not re.fullmatch(LABEL_FORM, value):
+            self.fail(f"must be {LABEL_WORDS}", param, ctx)
+        return str(value)
+
+
 class Dollars(click.ParamType[int]):
     """An amount in dollars; its value is in micro-dollars."""
 
@@ -314,6 +328,7 @@ def _number(text: Any) -> float:
 
 COUNT = Count()
 DOLLARS = Dollars()
+LABEL = Label()
 SHARE = Share()
 SPAN = Span()
 
@@ -367,7 +382,7 @@ PLANNING = in_order(
     argument("question", "The question to plan for."),
     option("--tier", default="baton-ultra", help="The tier, or an alias of one."),
     option("--effort", help="minimal, low, medium, high, ... (default: the tier's own)."),
-    repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out."),
+    repeatable("--label", type=LABEL, help="A label of the task; workers not cleared for it are left out."),
     repeatable("--allow", metavar="WORKER", help="A worker that may be used."),
     repeatable("--deny", metavar="WORKER", help="A worker that may not be used."),
     option("--pin", metavar="WORKER", help="The one worker to use."),

@@ -21,7 +21,10 @@ def test_the_times_of_all_classes_are_shown(tmp_path: Path) -> None:
     assert [entry["content"] for entry in classes["classes"]] == [7.0, "never"]
 
 
-@pytest.mark.parametrize("text", ["label=phi", "label=phi=>content=x", "team=a=>content=1", "label=phi=>days=1"])
+@pytest.mark.parametrize(
+    "text",
+    ["label=phi", "label=phi=>content=x", "team=a=>content=1", "label=phi=>days=1", "label=p h i=>content=1"],
+)
 def test_a_class_that_cannot_be_read_is_a_fault_of_the_settings(tmp_path: Path, text: str) -> None:
     result = baton(tmp_path, "retention", "show", BATON_RETENTION_CLASSES=text)
     assert result.status == 2

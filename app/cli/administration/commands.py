@@ -6,6 +6,7 @@ from app.cli.declarations import (
     AS_JSON,
     COUNT,
     DOLLARS,
+    LABEL,
     POOL,
     SPAN,
     Dollars,
@@ -53,7 +54,7 @@ def _add_key(keys: Group) -> None:
     @repeatable("--role", "roles", type=click.Choice(ROLE_NAMES), help="A set of scopes (default: caller).")
     @repeatable("--scope", "scopes", metavar="SCOPE", help=f"A scope: {SCOPE_NAMES}.")
     @repeatable("--tier", "tiers", metavar="TIER", help="A tier that it may use (default: every tier).")
-    @repeatable("--label", "labels", metavar="LABEL", help="A label that is put on each of its tasks.")
+    @repeatable("--label", "labels", type=LABEL, help="A label that is put on each of its tasks.")
     @option("--usd", type=DOLLARS, help="The most that one run may cost, in dollars.")
     @option("--rpm", type=COUNT, help="Requests a minute.")
     @option("--tpm", type=COUNT, help="Tokens a minute, over all calls of its runs.")

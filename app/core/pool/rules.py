@@ -19,6 +19,9 @@ CALLER, TOOL, CONDUCTOR, STEP = "source:caller", "source:tool", "source:conducto
 """The sources: the caller's conversation, results of the caller's tools, subtasks that a model wrote, and outputs of
 steps."""
 SOURCES = frozenset({CALLER, TOOL, CONDUCTOR, STEP})
+LABEL_FORM = r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$"
+"""The form of the labels that keys and requests may have, as a regular expression."""
+LABEL_WORDS = "1 to 64 letters, digits and _.:/-, the first a letter or digit"
 NOTHING: frozenset[str] = frozenset()
 
 

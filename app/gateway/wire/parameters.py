@@ -25,6 +25,7 @@ from app.core.plan.arms import tier_for
 from app.core.plan.published_format import from_lists, is_published
 from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
+from app.core.pool.rules import LABEL_FORM
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.gateway.http.field_names import FIELD_NAME
@@ -368,7 +369,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """A level of effort as requests name it, in ascending order."""
 EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$")]
+Label = Annotated[str, StringConstraints(pattern=LABEL_FORM)]
 WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MOST_TOOLS: Final = 128
 """The most tools on offer at once."""

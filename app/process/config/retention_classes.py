@@ -6,8 +6,10 @@ Each class names a tenant, a tier or a label, or several that must all hold, and
 runs (`events`), or `never`.
 """
 
+import re
 from math import inf
 
+from app.core.pool.rules import LABEL_FORM, LABEL_WORDS
 from app.core.run.retention_classes import RetentionClass, RunClass
 
 DAY_SECONDS = 86_400.0
@@ -24,6 +26,8 @@ def retention_classes(text: str) -> tuple[RetentionClass, ...]:
         of, seconds = _pairs(selectors, NAMES), _pairs(periods, KEPT)
         if not separator or of is None or seconds is None:
             raise ValueError(f"class {number} cannot be read; write it as label=phi=>content=7,events=3650")
+        if "label" in of and not re.fullmatch(LABEL_FORM, of["label"]):
+            raise ValueError(f"class {number} has a label that no request can have; a label is {LABEL_WORDS}")
         seconds_by_kind = {name: _seconds(value, number) for name, value in seconds.items()}
         classes.append(RetentionClass(RunClass(**of), seconds_by_kind.get("content"), seconds_by_kind.get("events")))
     return tuple(classes)
