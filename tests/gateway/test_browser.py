@@ -123,6 +123,10 @@ def test_origins_that_can_be_set(origins: str) -> None:
     assert read({"BATON_CORS_ORIGINS": origins}).origins == {part.strip() for part in origins.split(",")} - {""}
 
 
+def test_hosts_of_origins_may_have_capitals_which_browsers_do_not_send() -> None:
+    assert read({"BATON_CORS_ORIGINS": "https://App.Example.com:8443"}).origins == {"https://app.example.com:8443"}
+
+
 @pytest.mark.parametrize("origins", [f"{PAGE}/", f"{PAGE},*", "app.example.com", "null", f"{PAGE}/x", "ftp://a.b"])
 def test_origins_that_would_never_match_are_told(origins: str) -> None:
     with pytest.raises(ConfigInvalid, match="BATON_CORS_ORIGINS"):

@@ -410,8 +410,8 @@ class Settings(BaseModel):
 
     @property
     def origins(self) -> frozenset[str]:
-        """Return the origins of `cors_origins`."""
-        return frozenset(_split_list(self.cors_origins))
+        """Return the origins of `cors_origins`, in lower case as browsers send them."""
+        return frozenset(_split_list(self.cors_origins.lower()))
 
     @field_validator("database_url", "redis_url")
     @classmethod
