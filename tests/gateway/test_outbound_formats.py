@@ -259,3 +259,17 @@ async def test_an_image_by_the_id_of_a_file_is_refused_by_name(gateway: GatewayS
         error = (await client.post("/v1/responses", json=request_body)).json()["error"]
     assert (error["param"], error["code"]) == ("input[0].content[0]", "unsupported_parameter")
     assert "keeps no files: send `image_url`" in error["message"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_neighbouring_turns_of_one_role_are_one_turn(stub: ProviderStub, tmp_path: Path, name: str) -> None:
+    """Calls in two turns of the assistant, and their results in two of the user's, with words between them."""
+    calls: list[dict[str, Any]] = [{"type": "tool_use", "id": id_, "name": "look", "input": {}} for id_ in "ab"]
+    results: list[dict[str, Any]] = [{"type": "tool_result", "tool_use_id": id_, "content": id_} for id_ in "ab"]
+    words = [{"type": "text", "text": "And?"}]
+    turns = [("assistant", [call]) for call in calls] + [("user", [result, *words]) for result in results]
+    messages = [*ASKED["messages"], *({"role": role, "content": content} for role, content in turns)]
+    async with serving(stub, tmp_path, name, "tools = true\n") as client:
+        reply = await client.post("/v1/messages", json=ASKED | {"messages": messages})
+    assert reply.status_code == 200, stub.requests[-1].json
+    assert str(stub.requests[-1].json).count("And?") == 2

@@ -197,7 +197,7 @@ def task_of(request: TokenCountRequest) -> Task:
     for place, turn in enumerate(request.messages):
         messages += _messages(turn, place)
     return Task(
-        tuple(messages),
+        _join_neighbours(messages),
         toolbox=toolbox_of(request.tools, request.tool_choice, _tool_references(request.messages)),
         form=_form(request),
     )
@@ -305,6 +305,23 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
         yield Message("assistant", tuple(parts), calls=tuple(calls), labels=labels)
     elif parts:
         yield Message(turn.role, tuple(parts), labels=labels)
+
+
+def _join_neighbours(messages: list[Message]) -> tuple[Message, ...]:
+    """Return the messages with the calls of neighbouring turns of the assistant in one message, and the results of
+    neighbouring turns of the user before their words: OpenAI's format has results only right behind one message."""
+    joined: list[Message] = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        if before is not None and before.calls and message.role == "assistant":
+            parts, calls = before.parts + message.parts, before.calls + message.calls
+            joined[-1] = replace(before, parts=parts, calls=calls, labels=before.labels | message.labels)
+            continue
+        place = len(joined)
+        while message.call_id and place and joined[place - 1].role == "user":
+            place -= 1
+        joined.insert(place, message)
+    return tuple(joined)
 
 
 def _tool_references(turns: list[Turn]) -> Iterator[tuple[str, str]]:
