@@ -4,10 +4,12 @@ Two houses over one database stand for two processes.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -75,6 +77,13 @@ async def begin(both: Two, stub: ProviderStub) -> asyncio.Task[ReceivedStream]:
 async def listen(client: httpx.AsyncClient) -> ReceivedStream:
     """Send the request to another process, and leave once a first word has come."""
     return await stream_chat(client, ASKED, "one", upto=1)
+
+
+async def read_events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream of a response."""
+    async for line in reply.aiter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
 
 
 @pytest.mark.integration
@@ -173,3 +182,28 @@ async def test_whoever_comes_after_the_driver_died_hears_live_words(
         rest = await stream_chat(both.there, ASKED, "one", last_event_id=str(early.numbers[-1]))
     assert early.text + rest.text == ANSWER * 20
     assert len(rest.texts) > 20
+
+
+@pytest.mark.long
+async def test_words_of_a_lost_attempt_are_followed_by_none_of_the_next_one_also_in_responses(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """The stream is taken up while the attempt is in progress, by a process that hears nothing of its words."""
+    lost = Reply(chunks=PIECES, fault=Stall(after=3, seconds=NEVER))
+    stub.script("alpha", lost, Reply(chunks=("Zwan", "zig."), gap=0.1))
+    asked = {"model": "baton-mini", "input": "4 * 5?", "background": True}
+    async with two(tmp_path, stub, None) as both:
+        response = (await both.here.post("/v1/responses", json=asked)).json()["id"]
+        path, texts = f"/v1/responses/{response}?stream=true", list[str]()
+        async with both.here.stream("GET", path) as reply:
+            async for event in read_events(reply):
+                if event["type"] == "response.output_text.delta":
+                    texts.append(event["delta"])
+                if "".join(texts) == "".join(PIECES[:3]):
+                    break
+        async with both.there.stream("GET", f"{path}&starting_after={event['sequence_number']}") as reply:
+            await both.end_driving()
+            rest = [event async for event in read_events(reply)]
+        whole = [event async for event in read_events(await both.there.get(path))]
+    assert [(event["type"], event.get("code")) for event in rest] == [("error", "answer_changed")]
+    assert whole[-1]["response"]["output"][0]["content"][0]["text"] == "Zwanzig."

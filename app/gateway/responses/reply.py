@@ -277,6 +277,8 @@ class Events:
         self._at = 0
         """The number of the latest event, within its attempt."""
         self._has_message = self._message_done = self._open_call = self._refused = False
+        self._is_changed = False
+        """True if the caller has text of another attempt than the one that is sent now."""
         self._index = -1
         self._calls: list[ToolCall] = []
         self._sequence = CallSequence()
@@ -292,7 +294,11 @@ class Events:
         now and then, has no place there any more: it comes with the whole response at the end."""
         if part.at:
             attempt = caller_view.read_position(part.at).attempt - part.earlier_attempts
-            self._base = Position(attempt).number
+            base, has_sent = Position(attempt).number, bool(self._text or self._calls)
+            self._is_changed |= base != self._base and self._after > self._base + TEXT and not has_sent
+            self._base = base
+        if self._is_changed:
+            return b""
         self._refused |= part.refusal
         frames = self._more_text(part) if part.text and not self._calls else b""
         for delta in self._sequence.take(part.calls):
@@ -316,6 +322,8 @@ class Events:
             response = render_response(self._subject_at(end), end)
             queued = {"type": "response.queued", "sequence_number": number, "response": response}
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
+        if self._is_changed:
+            return self._error_event(caller_view.answer_changed_error(end.state.run))
         frames = b""
         response = render_response(self._subject_at(end), end)
         if not (self._has_message or self._calls or end.calls):
