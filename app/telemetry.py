@@ -248,7 +248,7 @@ class Telemetry:
         self._labelled_gauge(name, labels).set_function(value)
 
     def unwatch(self, name: str, *labels: str) -> None:
-        """Stop what `watch` started."""
+        """Show the gauge with these labels no longer."""
         self._gauges[name].remove(*labels)
 
     def _labelled_gauge(self, name: str, labels: tuple[str, ...]) -> Gauge:

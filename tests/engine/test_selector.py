@@ -26,7 +26,8 @@ from app.core.run.events import Kind
 from app.engine.conductors.ratings import CHANGED_WORKER, EXCHANGED_WORKERS, RatingReader, SelectorBeliefs, posterior_of
 from app.errors import NotFound
 from app.process.wiring import Runtime
-from tests.harness.in_process import WORKER, client_of, events, plan_text, running_service
+from tests.engine.test_reloaded_pool import reload
+from tests.harness.in_process import WORKER, client_of, events, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 POOL = """
@@ -286,6 +287,18 @@ async def test_a_rated_run_that_is_damaged_keeps_nobody_from_learning(
             database.execute(f"UPDATE events SET {damage} WHERE run = '{damaged}' AND kind = 'plan.opened'")
         await runtime.ratings.learn(tier, spec_of(tier))
         assert 'baton_selector_ratings{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition().decode()
+
+
+async def test_a_tier_that_has_lost_its_selector_has_no_figure_of_ratings(
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
+) -> None:
+    figure = 'baton_selector_ratings{tier="baton-mini"} 1.0'
+    text = (tmp_path / "pool.toml").read_text()
+    assert (await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"score": 1})).is_success
+    for pool, is_shown in ((text, True), (pool_text(stub), False), (text, True)):
+        reload(runtime, tmp_path, pool)
+        await runtime.ratings.look()
+        assert (figure in runtime.context.telemetry.exposition().decode()) == is_shown
 
 
 async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runtime, client: httpx.AsyncClient) -> None:

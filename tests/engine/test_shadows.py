@@ -27,6 +27,7 @@ from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
 from app.process.wiring import Runtime
 from app.store.protocol import PROCESS, RunQuery, RunRow, SpendQuery
+from tests.engine.test_reloaded_pool import reload
 from tests.harness.in_process import (
     ANSWERS,
     ask,
@@ -107,6 +108,19 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
             rows = await runtime.context.store.runs(RunQuery(origin_run=run))
             assert [run.id for run in rows] == [row.id]
             assert await counts(runtime) == {"started": 1}
+
+
+async def test_a_tier_that_has_lost_its_shadow_has_no_figure_of_runs_that_wait(
+    tmp_path: Path,
+) -> None:
+    async with (
+        ProviderStub() as stub,
+        run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows),
+    ):
+        assert 'baton_shadows_waiting{tier="baton-mini"} 0.0' in runtime.context.telemetry.exposition().decode()
+        reload(runtime, tmp_path, pool_text(stub))
+        await shadows.look()
+        assert "baton_shadows_waiting{" not in runtime.context.telemetry.exposition().decode()
 
 
 @pytest.mark.long

@@ -178,7 +178,11 @@ class RatingReader:
 
     async def look(self) -> None:
         """Learn for every tier with a selector. A failure with one tier is logged and tried again."""
-        for tier, spec in selectors(list(self._context.catalog().tiers.values())):
+        tiers = selectors(list(self._context.catalog().tiers.values()))
+        for name in self._loaded.keys() - {tier.name for tier, _ in tiers}:
+            del self._loaded[name]
+            self._context.telemetry.unwatch("baton_selector_ratings", name)
+        for tier, spec in tiers:
             try:
                 await self.learn(tier, spec)
             except StoreUnavailable:

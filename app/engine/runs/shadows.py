@@ -17,7 +17,7 @@ nobody would answer the shadow's calls.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from msgspec.structs import replace
@@ -72,6 +72,8 @@ class Shadows:
         self._leadership = Leadership(context, CLAIM, CLAIM_SECONDS)
         self._notes: dict[str, tuple[int, ShadowNotes]] = {}
         """The notes of each tier, with their number."""
+        self._shown: frozenset[str] = frozenset()
+        """The tiers of which the metrics show the runs that wait."""
         self._driven_here: set[str] = set()
         """Shadows that were admitted here, and may be driven here still."""
 
@@ -83,12 +85,18 @@ class Shadows:
         """Look once at every tier that has a shadow, unless another engine does."""
         catalog = self._context.catalog()
         tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
+        self._stop_showing(self._shown - {tier.name for tier, _ in tiers})
         if not tiers or not self._context.clock_is_set():
             return
         if not await self._leadership.acquire(prolongs=self._has_room):  # another engine may have some
-            return
+            return self._stop_showing(self._shown)
         for tier, spec in tiers:
             await self._look_at(catalog, tier, spec)
+
+    def _stop_showing(self, tiers: Set[str]) -> None:
+        for tier in tiers:
+            self._context.telemetry.unwatch("baton_shadows_waiting", tier)
+        self._shown -= tiers
 
     # -- runs that wait for their shadows
 
@@ -107,6 +115,7 @@ class Shadows:
             notes = self._count(tier.name, notes, outcome)
         notes = replace(notes, waiting=tuple(waiting))
         self._context.telemetry.gauge("baton_shadows_waiting", len(waiting), tier.name)
+        self._shown |= {tier.name}
         if notes != before and _is_worth_storing(before, notes):
             await self._store(tier.name, number, notes)
 
