@@ -199,7 +199,7 @@ def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:
         theirs = dict(zip(tool_use.call_ids, (tool_call.id for tool_call in message.calls), strict=False))
         for came in map(message_from_json, _read_stored_json(run, tool_use.results.body["results"])):
             if came.call_id:
-                yield replace(came, call_id=theirs.get(came.call_id, ""))
+                yield replace(came, call_id=theirs.get(came.call_id, ""), labels=frozenset())  # sent without them
             elif "user" in step.plan.body["access"]:
                 yield came
 

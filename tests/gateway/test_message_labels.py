@@ -156,3 +156,38 @@ async def test_a_label_that_is_none_is_refused_where_it_stands(runtime: Runtime)
         refused = await client.post("/v1/chat/completions", json={"model": "baton-mini"} | body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages[0].baton.labels[0]"
+
+
+REHEARSAL = """
+[providers.near]
+format = "rehearsal"
+
+[workers.sage]
+provider = "near"
+model = "sage"
+tools = true
+price = { input = 0.25, output = 1.25 }
+clearance = ["phi"]
+
+[tiers.baton-mini]
+pool = ["sage"]
+conductor = { kind = "fixed", shape = "single", workers = ["sage"] }
+"""
+
+
+async def test_a_labelled_result_for_a_simulated_worker_is_no_falsification(tmp_path: Path) -> None:
+    """The auditor renders the request as it was sent, in which a result has no labels; it looks when the service has
+    closed."""
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    question = {"role": "user", "content": "What is 2 + 2?"}
+    body = {"model": "baton-mini", "tools": [add]}
+    environ = {"BATON_REHEARSAL_DELAY": "0"}
+    async with running_service(tmp_path, REHEARSAL, environ) as runtime, client_of(runtime) as client:
+        asked = body | {"messages": [question], "tool_choice": "required"}
+        [choice] = (await client.post("/v1/chat/completions", json=asked)).json()["choices"]
+        [call] = choice["message"]["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "4", "baton": MARK}
+        reply = await client.post(
+            "/v1/chat/completions", json=body | {"messages": [question, choice["message"], result]}
+        )
+        assert reply.json()["choices"][0]["finish_reason"] == "stop", reply.text
