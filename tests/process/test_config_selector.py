@@ -65,6 +65,26 @@ def test_what_a_selector_cannot_be(tmp_path: Path, old: str, new: str, message: 
     assert message in "\n".join(faults(write_pool(tmp_path, GOOD + LEARNS.replace(old, new))))
 
 
+def test_arms_are_counted_with_their_planners_and_checkers(tmp_path: Path) -> None:
+    """Each of the workers answers, beside each of them that may plan, and each that may check."""
+
+    def pool_file(count: int, planners: str = "") -> dict[str, str]:
+        text = GOOD.replace('"all"', '["small", "large"]')
+        for place in range(count):
+            text += (
+                f'[workers.w{place}]\nprovider = "openai"\nmodel = "m{place}"\nprice = {{ input = 1, output = 1 }}\n'
+            )
+            text += 'strengths = ["planning", "checking"]\n'
+        pool = [f"w{place}" for place in range(count)]
+        text += f'[tiers.many]\npool = {pool}\nconductor = {{ kind = "selector", worker = "w0"{planners} }}\n'
+        return write_pool(tmp_path, text)
+
+    assert len(configure(pool_file(11)).catalog.tiers["many"].pool) == 11
+    (fault,) = faults(pool_file(12))
+    assert "tiers.many.conductor.templates: make 301 arms with this pool" in fault
+    assert len(configure(pool_file(12, ', planners = ["w0"]')).catalog.tiers["many"].pool) == 12
+
+
 LOOKS = """
 [providers.vectors]
 format = "embeddings"

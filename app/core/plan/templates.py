@@ -104,6 +104,22 @@ def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, mode
     return (*list(arms_by_name.values())[: MOST - len(planned)], *planned)
 
 
+def count_arms(spec: SelectorSpec, workers: Sequence[Worker], *, model: bool) -> int:
+    """Return how many arms these workers make in all, also beyond `MOST`; `model` is as for `arms`."""
+    planners = len(find_suitable_workers(workers, spec.planners, PLANNING))
+    checkers = len(find_suitable_workers(workers, spec.checkers, CHECKING))
+    count = int(model)
+    for template in spec.templates:
+        roles = {role for role, _ in _PLANS[template]}
+        arms_of_template = len(workers)
+        if "plan" in roles:
+            arms_of_template *= planners
+        if not roles.isdisjoint(("check", "weigh")):
+            arms_of_template *= checkers
+        count += arms_of_template
+    return count
+
+
 def _arms_of_template(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
     """Yield the template with each worker in the place of the one who answers, beside everyone who may help."""
     roles = [role for role, _ in _PLANS[template]]

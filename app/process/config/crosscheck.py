@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from app.core.plan.templates import MOST
-from app.core.pool.catalog import SELECTOR_ROUNDS
+from app.core.plan.templates import MOST, count_arms
+from app.core.pool.catalog import SELECTOR_ROUNDS, Deadlines
 from app.core.pool.rules import SOURCES
 from app.core.pool.wire_formats import FORMATS
 from app.process.config.entries import (
@@ -214,7 +214,7 @@ def _tier(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
         if worker not in pool:
             yield ("tiers", name, "conductor", "workers"), _not_in_pool("conductor's worker", worker, pool)
     yield from _approval(name, tier, pool, draft)
-    yield from _selector(name, tier, pool)
+    yield from _selector(name, tier, pool, draft)
     yield from _rounds(name, tier)
     yield from _depth(name, tier)
     conductor = tier.conductor.worker
@@ -298,7 +298,7 @@ def _makes_embeddings(worker: str, draft: CheckedEntries) -> bool:
     return provider is not None and provider.format == "embeddings"
 
 
-def _selector(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
+def _selector(name: str, tier: TierEntry, pool: list[str], draft: CheckedEntries) -> Iterator[Fault]:
     """Yield planners and checkers of a selector that are not in the pool, and templates that make too many arms to
     learn from."""
     conductor = tier.conductor
@@ -307,8 +307,15 @@ def _selector(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
             if worker not in pool:
                 yield ("tiers", name, "conductor", role), _not_in_pool(f"selector's {role[:-1]}", worker, pool)
     spec = conductor.core().selector
-    if spec is not None and len(pool) * len(spec.templates) > MOST:
-        yield ("tiers", name, "conductor", "templates"), f"make more than {MOST} arms with this pool; remove some"
+    entries = {worker: draft.workers.get(worker) for worker in pool}
+    workers = [entry.core(worker, Deadlines(), {}) for worker, entry in entries.items() if entry is not None]
+    count = count_arms(spec, workers, model=conductor.worker is not None) if spec is not None and workers else 0
+    if count > MOST:
+        remedy = "remove some templates, or name fewer planners and checkers"
+        yield (
+            ("tiers", name, "conductor", "templates"),
+            f"make {count:,} arms with this pool, and at most {MOST} are learned; {remedy}",
+        )
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
