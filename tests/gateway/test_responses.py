@@ -326,6 +326,19 @@ async def test_a_background_response_is_there_at_once_and_done_later(
     assert text_of(await create_response(client, previous_response_id=queued["id"])) == "Four."
 
 
+async def test_a_background_request_that_is_sent_again_gets_the_response_as_it_is(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """Who has lost the first reply may have missed the webhook as well."""
+    headers = {"idempotency-key": "one"}
+    first = (await client.post("/v1/responses", json=ASKED | {"background": True}, headers=headers)).json()
+    completed = await status(client, first["id"], "completed")
+    again = await client.post("/v1/responses", json=ASKED | {"background": True}, headers=headers)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json() == completed
+    assert len(stub.requests) == 1
+
+
 async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), gap=0.1))
     async with client_over_socket(runtime, await add_key(runtime)) as client:

@@ -18,6 +18,7 @@ from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.state import RunState
 from app.engine.delivery import messages as turn_ends
+from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.gateway.http.bodies import json_body
@@ -347,17 +348,21 @@ async def reply_to_turn(
     if not streams and not background:
         end = await collect(context, turn, request.receive)
         return json_reply(reply.render_response(await subject(context.store, end.state), end))
+    state = turn.run.state
+    end_by_now: TurnEnd | None = None
     try:
-        source = await subject(context.store, turn.run.state)
+        source = await subject(context.store, state)
         if streams:
-            _check(turn.run.state, turn.after)
+            _check(state, turn.after)
+        elif state.replied:  # the request was sent again
+            end_by_now = await turn_ends.read_turn_end(context.store, state)
     except BaseException:
         _stop_following(context, turn)
         raise
     if streams:
         return EventStream(context, turn, reply.Events(source, turn.after))
     _stop_following(context, turn)
-    return json_reply(reply.render_response(source, None))
+    return json_reply(reply.render_response(source, end_by_now))
 
 
 def _stop_following(context: GatewayContext, turn: OpenTurn) -> None:
