@@ -104,6 +104,23 @@ async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client:
     assert len(stub.requests) == 3
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_results_that_are_sent_again_are_answered_as_that_request_asks(
+    stub: ProviderStub, client: httpx.AsyncClient, streams: bool
+) -> None:
+    """Some clients ask for a whole reply where a stream broke off."""
+    following, run = await waiting(stub, client)
+    stub.script("alpha", Reply(chunks=("4", "2."), header_delay=0.3))
+    first = asyncio.create_task(post_chat(client, following | {"stream": not streams}))
+    await stub.wait_for(2)
+    again = await post_chat(client, following | {"stream": streams})
+    formats = [reply.headers["content-type"].partition(";")[0] for reply in (await first, again)]
+    whole, stream = "application/json", "text/event-stream"
+    assert formats == ([whole, stream] if streams else [stream, whole])
+    assert {reply.headers["x-baton-run"] for reply in (first.result(), again)} == {run}
+    assert len(stub.requests) == 2
+
+
 async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     following, run = await waiting(stub, client)
     words = ("Let ", "me ", "look ", "again.")

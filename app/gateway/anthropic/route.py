@@ -87,7 +87,8 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
             return to_order(context, caller, body)
 
         turn = await idempotency.begin(request, caller, body, order)
-        return await reply_to_turn(context, request, turn, stop_sequences(body))
+        streams = body.get("stream") is True
+        return await reply_to_turn(context, request, turn, stop_sequences(body), streams=streams)
 
     router.add_api_route(
         "",
@@ -124,9 +125,11 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
     return order_of(task, tier, caller.key, options)
 
 
-async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:
+async def reply_to_turn(
+    context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str], *, streams: bool
+) -> Response:
     """Return the reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
-    if turn.run.state.turn.streams:
+    if streams:
         request_id = request.scope["baton.headers"][0][1].decode()
         events = reply.Events(turn.run.state, request_id, turn.after, stops)
         return EventStream(context, turn, events)

@@ -64,7 +64,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             return replace(chat_order, wire={**chat_order.wire, "format": "completions"})
 
         turn = await idempotency.begin(request, caller, body, order)
-        if turn.run.state.turn.streams:
+        if body.get("stream") is True:
             return EventStream(context, turn, TextChunks(turn.run.state, turn.after))
         return Response(text_completion(await collect(context, turn, request.receive)), media_type="application/json")
 

@@ -69,7 +69,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             return to_order(context, caller, body)
 
         turn = await idempotency.begin(request, caller, body, order)
-        return await reply_to_turn(context, request, turn)
+        return await reply_to_turn(context, request, turn, streams=body.get("stream") is True)
 
     return router
 
@@ -81,9 +81,9 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
     return order_of_chat(chat_request, ignored, tier, caller.key)
 
 
-async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTurn) -> Response:
-    """Return the reply of a run, whole or as a stream."""
-    if turn.run.state.turn.streams:
+async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTurn, *, streams: bool) -> Response:
+    """Return the reply of a run, whole or as a stream: as this request asks, which need not have begun the turn."""
+    if streams:
         return stream(context, turn)
     return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
 

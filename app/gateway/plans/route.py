@@ -314,12 +314,13 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
             turn = await idempotency.begin(request, caller, body, order, needs_whole_text=wire_format == "responses")
         except InvalidRequest as error:
             raise orders.changed_conditions_error(error) from None
+        streams = turn.run.state.turn.streams
         if wire_format == "messages":
-            return await messages.reply_to_turn(context, request, turn, await _read_stops(target.store, turn))
+            stops = await _read_stops(target.store, turn)
+            return await messages.reply_to_turn(context, request, turn, stops, streams=streams)
         if wire_format == "responses":
-            streams = turn.run.state.turn.streams
             return await responses.reply_to_turn(context, request, turn, streams=streams, background=False)
-        return await chat.reply_to_turn(context, request, turn)
+        return await chat.reply_to_turn(context, request, turn, streams=streams)
 
 
 async def _read_stops(store: TenantStore, turn: OpenTurn) -> Sequence[str]:
