@@ -83,6 +83,16 @@ async def test_a_refusal_is_no_content(stub: ProviderStub, client: httpx.AsyncCl
     assert (run["state"], run["output"], run["attempts"][0]["refused"]) == ("done", "I will not say.", True)
 
 
+async def test_log_probabilities_of_a_refusal(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("beta", REPLIES["refusing"])
+    whole = (await ask(client, logprobs=True)).json()["choices"][0]
+    chunks = events(await ask(client, stream=True, logprobs=True))
+    pieces = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    streamed = [token for piece in pieces for token in piece["refusal"]]
+    for tokens in (whole["logprobs"]["refusal"], streamed):
+        assert [token["token"] for token in tokens] == ["I ", "will ", "not ", "say."]
+
+
 async def test_words_behind_a_refusal_make_it_an_answer(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     def event(delta: dict[str, str], finish: str | None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}

@@ -116,7 +116,8 @@ class OpenAIWire(Struct, frozen=True):
             message["reasoning_content"] = message["reasoning"] = "".join(reply.reasoning)
         if reply.tool_calls:
             message["tool_calls"] = [self._call(received, reply, i, True) for i in range(len(reply.tool_calls))]
-        log = self._logprobs(body, reply, list(reply.chunks))
+        said = reply.chunks if reply.refusal is None else _words(reply.refusal)
+        log = self._logprobs(body, reply, list(said))
         choice = {"message": message, "logprobs": log, "finish_reason": _FINISH.get(reply.finish, reply.finish)}
         choice |= {} if reply.stop_sequence is None else {"stop_reason": reply.stop_sequence}
         choices = [{"index": i, **choice} for i in range(body.get("n") or 1)]
@@ -156,8 +157,9 @@ class OpenAIWire(Struct, frozen=True):
         for piece in reply.reasoning if not self.strict else ():
             yield self._chunk("open", shared, index, {"reasoning_content": piece, "reasoning": piece})
         if reply.refusal is not None:
-            for word in re.findall(r"\S+\s*", reply.refusal):
-                yield self._chunk("delta", shared, index, {"refusal": word})
+            for word in _words(reply.refusal):
+                log = self._logprobs(received.json, reply, [word])
+                yield self._chunk("delta", shared, index, {"refusal": word}, logprobs=log)
             return
         for piece in reply.pieces():
             log = self._logprobs(received.json, reply, [piece])
@@ -205,12 +207,14 @@ class OpenAIWire(Struct, frozen=True):
 
         top = body.get("top_logprobs") or 0
         rest = [(f" alternative{i}", reply.logprob - 2 - i) for i in range(top - 1)]
-        content = []
+        chosen = []
         for token in tokens:
             candidates = [(token, reply.logprob), *rest] if top else []
             top_logprobs = [entry(*candidate) for candidate in candidates]
-            content.append({**entry(token, reply.logprob), "top_logprobs": top_logprobs})
-        return {"content": content, "refusal": None}
+            chosen.append({**entry(token, reply.logprob), "top_logprobs": top_logprobs})
+        if reply.refusal is not None:
+            return {"content": None, "refusal": chosen}
+        return {"content": chosen, "refusal": None}
 
     def _usage(self, reply: Reply) -> dict[str, Any] | None:
         if reply.raw_usage is not None or reply.usage is None:
@@ -232,3 +236,7 @@ class OpenAIWire(Struct, frozen=True):
                 "rejected_prediction_tokens": 0,
             },
         }
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\S+\s*", text)

@@ -397,7 +397,9 @@ class Completion:
         if refusal is not None:
             self._refuse(words(refusal, sender), pieces)
         if choice.get("logprobs") is not None:
-            pieces.extend(tokens(object_or_empty(choice["logprobs"], sender).get("content"), sender))
+            logprobs = object_or_empty(choice["logprobs"], sender)
+            pieces.extend(tokens(logprobs.get("content"), sender))
+            pieces.extend(tokens(logprobs.get("refusal"), sender))
         reason = choice.get("finish_reason")
         if reason is not None:
             self._end_with(words(reason, sender), choice)
