@@ -108,6 +108,8 @@ def _check_question(run: AuditedRun, event: Event, accepted: Event) -> Iterator[
         yield run.violation("approval-wrong", event.seq, "the digest is not that of what is to be approved")
     entries_by_worker: dict[str, list[Any]] = {}
     for step in proposal.steps:
+        if step.is_taken_over:
+            continue
         entries = entries_by_worker.setdefault(step.plan.body["worker"], [])
         entries += [entry for entry in step.plan.body["access"] if entry not in entries]
     stated = {

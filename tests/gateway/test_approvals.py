@@ -570,6 +570,27 @@ async def test_a_replay_that_nobody_approves_gives_no_answer_though_it_has_kept_
         assert (row.state, row.error, stub.requests_for("gamma")) == ("expired", "approval_expired", [])
 
 
+async def test_the_question_of_a_replay_names_no_worker_whose_output_is_kept(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """It is shown nothing."""
+    script_answers(stub)
+    steps = [
+        {"worker": "alpha", "subtask": "Draft it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Answer.", "access": [0]},
+    ]
+    async with (
+        running_service(tmp_path, pool(stub, 'workers = ["gamma"]')) as runtime,
+        client_of(runtime) as caller,
+        deciding(runtime, *ROLES["operator"]) as boss,
+    ):
+        first = await caller.post("/v1/chat/completions", json=QUESTION | {"baton": {"plan": {"steps": steps}}})
+        path = f"/v1/runs/{first.headers['x-baton-run']}/replay"
+        run = (await caller.post(path, json={"from_step": 1, "worker": "gamma"})).json()["id"]
+        await await_question(runtime, run)
+        assert (await boss.get(f"/v1/approvals/{run}")).json()["discloses"] == {"gamma": [0]}
+
+
 @pytest.mark.long
 async def test_an_approval_that_lowers_the_price_is_no_falsification(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient, tmp_path: Path

@@ -201,9 +201,12 @@ def run_awaiting_approval(
 
 
 def _access_by_worker(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
-    """Return the access of each worker of a plan, over all of its steps."""
+    """Return the access of each worker of a plan that waits, over all of its steps: none of a step whose output a
+    replay has taken over."""
     access_by_worker: dict[str, dict[str | int, None]] = {}
     for step in steps:
+        if step.settled:
+            continue
         access_by_worker.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))
     return {worker: list(entries) for worker, entries in access_by_worker.items()}
 
