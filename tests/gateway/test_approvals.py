@@ -453,6 +453,15 @@ async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     TypeAdapter(ResponseEvent).validate_json(last)  # it is as described
 
 
+async def test_the_usage_of_a_plan_that_waits_is_streamed_too_if_asked_for(caller: httpx.AsyncClient) -> None:
+    whole = await waiting(caller)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    text = (await caller.post("/v1/chat/completions", json=QUESTION | options)).text
+    *_, finish, usage, end = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert (json.loads(finish)["usage"], json.loads(finish)["baton"]["state"]) == (None, "awaiting_approval")
+    assert (json.loads(usage)["choices"], json.loads(usage)["usage"], end) == ([], whole["usage"], "[DONE]")
+
+
 async def test_a_response_is_queued_until_it_is_approved(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

@@ -319,12 +319,13 @@ class Chunks:
         """Return the chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan
         waits for an approval none of them has a number: the stream goes on behind the same event once it is
         approved."""
+        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(end.bill)) + b"}\n\n"
         if end.state.state == "awaiting_approval":
             chunk = self._chunk({"content": words_of(end)}, None, b"")
-            return chunk + self._chunk({}, "stop", _baton(extension(end))) + b"data: [DONE]\n\n"
+            chunk += self._chunk({}, "stop", _baton(extension(end)))
+            return chunk + (usage if self._usage else b"") + b"data: [DONE]\n\n"
         frames = self._unsent_texts(end)
         finish = self._chunk({}, end.finish or "stop", _baton(extension(end)))
-        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(end.bill)) + b"}\n\n"
         last = [(caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n")]
         end_of_text = caller_view.end_position(end.state).number
         for place, frame in last:
