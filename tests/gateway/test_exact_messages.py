@@ -106,6 +106,24 @@ async def test_messages_and_events_are_anthropics(stub: ProviderStub, client: ht
     assert last["usage"] == {name: value for name, value in whole["usage"].items() if name != "service_tier"}
 
 
+async def test_a_call_with_large_numbers_can_be_sent_back(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """As amounts in the smallest unit of a currency, which other APIs hold in the text of the arguments."""
+    amounts = ToolCall("add", '{"wei": 25000000000000000000, "atoms": 6.02e23}', "c1")
+    stub.script("alpha", Reply(chunks=(), tool_calls=(amounts,), finish="tool"), Reply(chunks=("Done.",)))
+    first = (await client.post("/v1/messages", json=ASKED)).json()
+    (call,) = first["content"]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    request_body = ASKED | {"messages": [*ASKED["messages"], *turns]}
+    second = await client.post("/v1/messages", json=request_body)
+    assert second.status_code == 200, second.text
+    assert second.json()["baton"]["run"] == first["baton"]["run"]
+    del request_body["max_tokens"]
+    assert (await client.post("/v1/messages/count_tokens", json=request_body)).status_code == 200
+    refused = await client.post("/v1/messages", json=ASKED | {"max_tokens": 10**30})
+    assert (refused.status_code, "max_tokens" in refused.json()["error"]["message"]) == (400, True)
+
+
 async def test_errors_are_anthropics(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     broken = {"baton": {"pool": {"pin": "gamma"}}}
     stub.always("gamma", Fail(status=401))

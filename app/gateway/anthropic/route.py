@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 from fastapi import APIRouter
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +27,7 @@ from app.gateway.anthropic.request import (
 )
 from app.gateway.http.bodies import json_body
 from app.gateway.http.callers import Caller, Keys
-from app.gateway.http.context import GatewayContext
+from app.gateway.http.context import Bounds, GatewayContext
 from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency, OpenTurn
 from app.gateway.http.json_reply import json_reply
@@ -47,7 +48,8 @@ EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content"
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Return the routes of the messages wire format."""
     router = APIRouter(prefix=PREFIX, tags=["messages"])
-    _add_create_route(router, context, keys, idempotency)
+    bounds = replace(context.bounds, large_numbers=True)
+    _add_create_route(router, context, keys, idempotency, bounds)
 
     @router.post(
         "/count_tokens",
@@ -59,7 +61,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     )
     async def count_message_tokens(
         caller: Annotated[Caller, keys.needs("runs:write")],
-        body: Annotated[dict[str, object], json_body(context.bounds)],
+        body: Annotated[dict[str, object], json_body(bounds)],
         request: Request,
     ) -> Response:
         """The tokens of the input, with its tools; nothing is sent to a worker."""
@@ -75,11 +77,13 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     return router
 
 
-def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_create_route(
+    router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, bounds: Bounds
+) -> None:
     async def create_message(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
-        body: Annotated[dict[str, object], json_body(context.bounds)],
+        body: Annotated[dict[str, object], json_body(bounds)],
     ) -> Response:
         """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
 

@@ -5,6 +5,8 @@ integers within 64 bits, and bounded depth, node count and lengths. It refuses e
 message of its own, in which nothing of the input occurs. A body in gzip or deflate is unpacked piece by piece, and no
 further than a body may be long. A body whose type is no JSON, because none was set or the client's default was left
 (curl's is that of a form), is read if it looks like a JSON object: keys are never cookies, so no web page gains by it.
+Anthropic's format holds the arguments of calls as JSON values, as a worker wrote them: its routes read larger integers
+as doubles, or a conversation with one could not go on.
 
 Bodies are counted while they arrive, and their nodes before anything is built of them, so that no body within the limit
 holds up the event loop for more than some tens of milliseconds (measured in tests/gateway/test_bad_input.py). orjson
@@ -296,7 +298,7 @@ def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[
                 deeper += value.values()
             elif type(value) is list:
                 deeper += value
-            elif _is_too_large(value):
+            elif _is_too_large(value) and not bounds.large_numbers:
                 raise _number_error(root, bounds.depth)
         level = deeper
     if level:

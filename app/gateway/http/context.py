@@ -40,6 +40,8 @@ class Bounds(Struct, frozen=True):
     """The most keys of one object."""
     all_bodies: int = 64 << 20
     """The most bytes of all bodies that arrive at the same time; one alone may always have `body`."""
+    large_numbers: bool = False
+    """True if numbers of more than 64 bits are read, as the nearest double."""
     pending: PendingBodies = msgspec.field(default_factory=PendingBodies)
 
 
