@@ -23,7 +23,7 @@ from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
-from tests.harness.in_process import client_of, plan_text, pool_text, running_service
+from tests.harness.in_process import await_ended_row, client_of, plan_text, pool_text, running_service
 from tests.harness.waiting import until
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
@@ -167,8 +167,12 @@ async def test_a_run_that_waits_for_an_approval_is_no_wrong_answer(
     output = " ".join(capsys.readouterr().out.split())
     assert not await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert not stub.requests_for("alpha")
-    assert "alpha: 5 runs wait for an approval and are no trials; `baton approvals ls` lists them." in output
+    assert "alpha: 5 runs waited for an approval; they are no trials, and were cancelled." in output
     assert "alpha: 5 of them in a row, so it got no further tasks." in output
+    async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as runtime:
+        rows = await runtime.context.store.runs(RunQuery())
+        ended = [await await_ended_row(runtime.context.store, row.id) for row in rows]
+    assert [row.state for row in ended] == ["cancelled"] * 5, "nobody is asked to decide on them"
 
 
 async def test_workers_are_measured_by_the_tasks_of_a_file(

@@ -3,7 +3,7 @@
 The tasks are the built-in ones, or those of a file. Each task is a run like any other, over exactly one worker:
 journaled, within its budget, carried out by the engine. Its score is stored at once, so that an interrupted calibration
 continues where it stopped. A failed call says nothing about what its worker can do: it is not a trial, and is repeated
-the next time. Nor is a run that waits for an approval.
+the next time. Nor is a run that waits for an approval, which is asked to end.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from app.core.rating.feedback import Feedback, identify
 from app.core.rating.forecast import OUTPUT_TOKENS
 from app.core.run.kinds import WAITING
 from app.engine.delivery.messages import TurnEnd
+from app.engine.runs import cancellation
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid, InvalidRequest
 from app.lab.calibration_tasks import BuiltIn, make_built_in_tasks
@@ -80,7 +81,7 @@ class CalibrationProgress:
     outages: Counter[str] = field(default_factory=Counter)
     """Failed calls, by worker."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Runs that wait for an approval, by worker."""
+    """Runs that waited for an approval, by worker."""
     in_a_row: Counter[str] = field(default_factory=Counter)
     """Tasks in a row that came to no trial, by worker."""
     spent: int = 0
@@ -254,7 +255,8 @@ async def _try(runtime: Runtime, task: Assignment, progress: CalibrationProgress
     finally:
         progress.promised -= task.limits.usd
     if end.state.state in WAITING:
-        progress.spent += task.limits.usd  # which it may cost once it is approved
+        store = runtime.context.store
+        await cancellation.ask(store, None, await store.run(end.state.run), "operator", runtime.context.now())
         progress.waiting[task.worker.name] += 1
         progress.in_a_row[task.worker.name] += 1
         return
@@ -347,7 +349,7 @@ def _print_lacking(progress: CalibrationProgress) -> None:
         console.print(f"{name}: {failures}; what failed is no trial, and is repeated the next time.")
     for name, count in sorted(progress.waiting.items()):
         console.print(
-            f"{name}: {count} runs wait for an approval and are no trials; `baton approvals ls` lists them.",
+            f"{name}: {terminal.count(count, 'run')} waited for an approval; they are no trials, and were cancelled.",
             soft_wrap=True,
         )
     for name, count in sorted(progress.in_a_row.items()):
