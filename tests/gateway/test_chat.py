@@ -258,6 +258,18 @@ async def test_other_names_are_refused(gateway: GatewayStandIn, key: str, name: 
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[0].name")
 
 
+@pytest.mark.parametrize("content", [None, ""])
+async def test_a_refusal_comes_back_beside_empty_content(
+    gateway: GatewayStandIn, key: str, content: str | None
+) -> None:
+    """An empty text is what clients put together from a stream, whose first chunk has one."""
+    refused = {"role": "assistant", "content": content, "refusal": "No."}
+    messages = [{"role": "user", "content": "Hello"}, refused, {"role": "user", "content": "Why?"}]
+    assert (await post(gateway, key, chat_body(messages=messages))).status_code == 200
+    [order] = gateway.runs.orders
+    assert order.task.messages[1].text == "No."
+
+
 async def test_everything_of_a_request_reaches_the_order(gateway: GatewayStandIn, key: str) -> None:
     body = {
         "model": "mini",

@@ -605,18 +605,17 @@ def _message(message: WireMessage) -> Message:
 
 def _parts(message: WireMessage) -> tuple[Part, ...]:
     content = message.content
-    if isinstance(content, str):
-        if content or not message.tool_calls:
-            return (Text(content),)
+    if isinstance(content, list):
+        parts: list[Part] = []
+        for part in content:
+            parts += _convert_part(part)
+        return tuple(parts)
+    text = content
+    if not content and message.refusal is not None:
+        text = message.refusal
+    if text is None or (not text and message.tool_calls):
         return ()
-    if content is None:
-        if message.refusal is None:
-            return ()
-        return (Text(message.refusal),)
-    parts: list[Part] = []
-    for part in content:
-        parts += _convert_part(part)
-    return tuple(parts)
+    return (Text(text),)
 
 
 def _convert_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part, ...]:
