@@ -528,7 +528,11 @@ def test_a_port_of_redis_that_does_not_exist_is_a_fault(url: str) -> None:
 
 def test_what_others_put_into_the_environment() -> None:
     read({"BATON_TEST_REDIS_URL": "x", "BATON_SERVICE_PORT_HTTP": "80", "BATON_PORT_80_TCP_ADDR": "10.0.0.1"})
-    assert "enableServiceLinks" in faults({"BATON_PORT": "tcp://10.0.0.1:8080"})[0]
+    for variable, service in (("BATON", "baton"), ("BATON_ADMIN", "baton-admin"), ("BATON_METRICS", "baton-metrics")):
+        links = {f"{variable}_SERVICE_HOST": "10.0.0.1", f"{variable}_SERVICE_PORT": "8080"}
+        links |= {f"{variable}_PORT": "tcp://10.0.0.1:8080", f"{variable}_PORT_8080_TCP_PROTO": "tcp"}
+        (fault,) = faults(links)
+        assert fault.startswith(f"{variable}_PORT: was overwritten by Kubernetes for a Service called {service}; set ")
 
 
 def test_a_first_key_that_is_no_key_is_a_fault_of_its_setting() -> None:

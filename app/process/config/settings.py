@@ -53,8 +53,11 @@ INTERNAL_FIELDS = frozenset({"given", "in_files"})
 PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
 FIGURE = re.compile(r"[0-9]{1,12}")
-IGNORED_VARIABLES = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
-"""A client's key, test variables, and the variables that Kubernetes adds to every pod for a Service called `baton`."""
+IGNORED_VARIABLES = re.compile(
+    r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_((ADMIN|METRICS)_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))"
+)
+"""A client's key, test variables, and the variables that Kubernetes adds to every pod for a Service called `baton`,
+`baton-admin` or `baton-metrics`."""
 
 
 class Settings(BaseModel):
@@ -720,10 +723,12 @@ def _without_conductor(values: Mapping[str, str]) -> list[str]:
 def _fault(item: Any, values: Mapping[str, str]) -> str:
     """Return a pydantic error in the words of a fault. The value is never repeated."""
     name = str(item["loc"][0])
-    if name == "port" and values["port"].startswith("tcp://"):
+    if name.endswith("port") and values[name].startswith("tcp://"):
+        variable = f"{PREFIX}{name.upper()}"
+        service = variable.removesuffix("_PORT").lower().replace("_", "-")
         return (
-            "BATON_PORT: was overwritten by Kubernetes for a Service called baton; "
-            "set enableServiceLinks: false in the pod, or set BATON_PORT yourself"
+            f"{variable}: was overwritten by Kubernetes for a Service called {service}; "
+            f"set enableServiceLinks: false in the pod, or set {variable} yourself"
         )
     message = item["msg"].removeprefix("Value error, ").partition(", unable to")[0].replace("Input should", "must")
     if ";" not in message:  # it names no remedy
