@@ -7,7 +7,7 @@ from app.core.plan.digest import plan_digest, plan_form
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 
-LIMITS = Limits()
+LIMITS = Limits(tokens=400_000)
 STEPS = (
     Step("ada", "Plan it.", Access(True), probability=0.4),
     Step("bob", "Do it: \u00fc.", Access(True, (0,)), answers=True),

@@ -131,6 +131,8 @@ async def test_an_output_is_cut_to_what_is_left_and_to_the_floor_at_the_most(
     assert latest_request(stub, "alpha")["max_tokens"] == call["max_tokens"]
     refused, _, calls = await run(runtime, "wide", usd=INPUT + 2 * 100 - 1, steps=1)
     assert (refused.ended.state.state, refused.ended.state.usd, calls) == ("over_budget", 0, [])
+    assert refused.ended.error is not None
+    assert "and $0.0002 of $0.0002 that are left. Raise" in refused.ended.error.message
 
 
 async def test_a_refused_reservation_is_made_again_for_what_is_left(

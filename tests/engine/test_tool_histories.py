@@ -158,11 +158,18 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
     assert (await runtime.context.store.run(outcome.ended.state.run)).spent.usd == usages[-1].usd
 
 
-async def test_the_budget_is_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.always("alpha", tool_call_reply(look_call("a"), usage=Billed(input=200_000, output=10)))
+async def test_the_budget_is_for_all_turns_and_its_error_says_what_is_left_and_how_to_go_on(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", *[tool_call_reply(look_call("a"), usage=Billed(input=999_000, output=499))] * 2, DONE)
     conversation = Conversation(runtime)
     conversation.add_results(await conversation.take_turn(), "A")
     conversation.add_results(await conversation.take_turn(), "B")
     ended = (await finish(await conversation.start_turn())).ended
     assert (ended.state.state, ended.error and ended.error.public_code) == ("over_budget", "run_over_budget")
+    assert ended.error is not None
+    assert "2001002 of 4000000 tokens and $0.0000 of $2.0000" in ended.error.message
+    assert "the same conversation, sent again, goes on in a new one" in ended.error.message
     assert len(stub.requests_for("alpha")) == 2
+    again = (await finish(await conversation.start_turn())).ended
+    assert (again.state.state, again.state.run == ended.state.run) == ("succeeded", False)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from app import errors
 from app.core.message.chat import Decoded, ToolCall, ToolDelta, message_from_json
 from app.core.pool.budgets import scope_of
+from app.core.pool.catalog import MILLION
 from app.core.run import caller_view
 from app.core.run.caller_view import Bill, bill
 from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, RunResumed
@@ -324,6 +325,21 @@ def ending_error(state: RunState) -> BatonError | None:
         return error
     if end.budget_until is not None and state.state == "over_budget":
         return errors.BudgetExhausted(end.budget, end.budget_until, run=state.run)
+    if state.state == "over_budget":
+        return errors.RunOverBudget(_words_of_spent_budget(state), run=state.run)
     if state.state == "failed":
         ending = ERRORS_OF_FAILED_RUNS.get(end.error, ending)
     return ending(code=end.error or None, run=state.run)
+
+
+def _words_of_spent_budget(state: RunState) -> str:
+    """Say what is left of a run's tokens and money, which is too little for its next call, and what to do."""
+    limits, left = state.admitted.limits, caller_view.spendable_by_steps(state)
+    words = (
+        f"The run reached its budget: its next call needs more than the {left.tokens} of {limits.tokens} tokens and "
+        f"${left.usd / MILLION:.4f} of ${limits.usd / MILLION:.4f} that are left. Raise `baton.budget` or "
+        "`reasoning_effort`, ask for less, or ask an operator to raise the tier's limits."
+    )
+    if state.turn.number:
+        words += " A loop of tool calls is one run: the same conversation, sent again, goes on in a new one."
+    return words
