@@ -1,4 +1,7 @@
-"""While all providers limit the rate of requests, a step waits for the right worker, or fails with the right error."""
+"""The workers of a step in the order in which they are called, and the error if none is left.
+
+Above all where rate limits have to be waited for.
+"""
 
 from random import Random
 

@@ -149,7 +149,7 @@ def _end_of_wait(state: RunState, now: float) -> tuple[Command, ...]:
     """Return the end of a wait for somebody outside, for tool results or for an approval; nothing while it goes on."""
     if state.state == "awaiting_approval":
         return _end_of_approval_wait(state, now)
-    if now >= state.turn.until:
+    if now >= state.turn.until:  # the caller has left, so an answer of an earlier round is of no use to anybody
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),)
     return ()
 

@@ -72,7 +72,8 @@ from app.stepqueue.protocol import AGAIN, CommittedEvents, Live
 from app.store.protocol import Entry, TicketMove, TicketRow
 
 OUTCOME_DELAY_SECONDS = 1.0
-"""Seconds for which an outcome may wait for the next entry of its step."""
+"""Seconds for which an outcome may wait for the next entry of its step. Before a longer pause it is written at once, so
+that the journal shows the pause; a shorter one counts to the call."""
 MOST_DELIVERIES = 3
 """Dispatchers that may stop while they execute one step before it is given up as a dead letter."""
 MOST_REFUSALS = 2
