@@ -1,8 +1,8 @@
 """A conversation in the shape that Anthropic and Gemini need: instructions apart, then alternating turns.
 
-The user's turn is the first. Both refuse empty text, and Anthropic white space alone; both know two roles. Results of
-tools come from the user, in the order of their calls. Nothing is added to a conversation that already fits. A message's
-`name` has no place in either format and is left out.
+The user's turn is the first. Both refuse empty text and know two roles; results of tools come from the user, in the
+order of their calls. Nothing is added to a conversation that already fits. A message's `name` has no place in either
+format and is left out.
 """
 
 import base64
@@ -72,8 +72,8 @@ def turns(messages: Sequence[Message]) -> Turns:
 
 
 def _non_empty(message: Message) -> tuple[Part, ...]:
-    """Return the parts of a message without the texts that are empty or white space."""
-    return tuple(part for part in message.parts if not isinstance(part, Text) or part.text.strip())
+    """Return the parts of a message without empty texts."""
+    return tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
 
 
 def _parts(message: Message, calls_by_id: dict[str, PlacedCall]) -> tuple[TurnPart, ...]:
@@ -94,14 +94,11 @@ def _parts(message: Message, calls_by_id: dict[str, PlacedCall]) -> tuple[TurnPa
 
 
 def inline(part: Image | Document) -> tuple[str, str] | None:
-    """Return (media type, base64) of a `data:` URL; None for a reference. The media type is a registered one, as these
-    formats demand: OpenAI takes `image/jpg` too."""
+    """Return (media type, base64) of a `data:` URL; None for a reference."""
     if not part.url.startswith("data:"):
         return None
     head, _, data = part.url[5:].partition(",")
     media, *flags = head.split(";")
     if "base64" not in flags:
         data = base64.b64encode(unquote_to_bytes(data)).decode()
-    if media == "image/jpg":
-        media = "image/jpeg"
     return media or "text/plain", data

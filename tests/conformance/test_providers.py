@@ -350,6 +350,7 @@ async def test_anthropic_is_sent_no_stop_sequence_that_it_refuses(
 async def test_gemini_takes_any_seed(stub: ProviderStub, seed: int) -> None:
     async with connected(FORMATS["gemini"], stub) as line:
         assert text_of_pieces(await line.pieces(request(sampling=Sampling(max_tokens=64, seed=seed)))) == "Hello there."
+    assert stub.requests[0].json["generationConfig"]["seed"] == (seed if abs(seed) < 2**31 else seed % 2**31)
 
 
 OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "object"}}, "required": []}

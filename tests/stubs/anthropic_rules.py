@@ -91,6 +91,9 @@ def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
         refuse(
             f"messages.{i}: all messages must have non-empty content except for the optional final assistant message"
         )
+    texts = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
+    if texts and not "".join(texts).strip():
+        refuse("messages: text content blocks must contain non-whitespace text")
     for k, block in enumerate(blocks):
         kind = block.get("type")
         if kind not in BLOCKS[role]:
@@ -100,8 +103,6 @@ def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
             )
         if kind == "text" and not block.get("text") and not final:
             refuse("messages: text content blocks must be non-empty")
-        if kind == "text" and not block["text"].strip():
-            refuse("messages: text content blocks must contain non-whitespace text")
         if kind == "text" and final and block["text"] != block["text"].rstrip():
             refuse("messages: final assistant content cannot end with trailing whitespace")
         if kind == "text" and role == "user" and block.get("citations"):

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
+from msgspec.structs import replace
 
 from app.core.message.chat import (
     Document,
@@ -108,7 +109,7 @@ class AnthropicProvider:
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
-        conversation = turns(request.messages)
+        conversation = turns(tuple(map(_without_blank_text, request.messages)))
         body: dict[str, Any] = {"model": request.worker.model}
         if self._spec.auth in VERSIONS:
             body = {"anthropic_version": request.worker.api_version or self._version}
@@ -144,6 +145,13 @@ class AnthropicProvider:
     async def close(self) -> None:
         """Close all connections."""
         await self._endpoint.close()
+
+
+def _without_blank_text(message: Message) -> Message:
+    """Return a message without its texts, if they are white space alone, which the API refuses."""
+    if not message.parts or message.text.strip():
+        return message
+    return replace(message, parts=tuple(part for part in message.parts if not isinstance(part, Text)))
 
 
 def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[dict[str, Any]]:
@@ -195,7 +203,8 @@ def _block(part: Part) -> dict[str, Any]:
     data = inline(part)
     source = {"type": "url", "url": part.url}
     if data is not None:
-        source = {"type": "base64", "media_type": data[0], "data": data[1]}
+        media = "image/jpeg" if data[0] == "image/jpg" else data[0]  # OpenAI takes both names
+        source = {"type": "base64", "media_type": media, "data": data[1]}
     if not isinstance(part, Document):
         return {"type": "image", "source": source}
     block: dict[str, Any] = {"type": "document", "source": source}
@@ -211,8 +220,11 @@ def _id(id_: str) -> str:
 
 def _trim(blocks: list[dict[str, Any]]) -> None:
     """Strip the end of a last turn of the assistant: it is the answer's beginning and may not end in white space."""
-    if blocks and blocks[-1]["type"] == "text":
+    while blocks and blocks[-1]["type"] == "text":
         blocks[-1]["text"] = blocks[-1]["text"].rstrip()
+        if blocks[-1]["text"]:
+            return
+        blocks.pop()
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:

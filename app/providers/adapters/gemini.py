@@ -186,7 +186,7 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         "temperature": ("temperature", sampling.temperature),
         "top_p": ("topP", sampling.top_p),
         "stop": ("stopSequences", sampling.stop or None),
-        "seed": ("seed", None if sampling.seed is None else sampling.seed % SEEDS),
+        "seed": ("seed", _seed(sampling.seed)),
         "presence_penalty": ("presencePenalty", sampling.presence_penalty),
         "frequency_penalty": ("frequencyPenalty", sampling.frequency_penalty),
     }
@@ -195,6 +195,12 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         if value is not None and name not in unsupported:
             config[gemini_name] = value
     return config
+
+
+def _seed(seed: int | None) -> int | None:
+    if seed is None or -SEEDS <= seed < SEEDS:
+        return seed
+    return seed % SEEDS
 
 
 def _tools(toolbox: Toolbox) -> dict[str, Any]:
