@@ -142,6 +142,17 @@ async def test_a_request_of_the_older_version_needs_no_host(line: Line) -> None:
     assert (await line.reply())[0] == 200
 
 
+async def test_a_stream_to_a_client_of_the_older_version_is_not_sent_in_chunks(key: str, line: Line) -> None:
+    """It would take their sizes for a part of the text. The end of the connection ends the reply."""
+    body = orjson.dumps(chat_body() | {"stream": True})
+    head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") % key.encode() + b"content-length: %d\r\n\r\n" % len(body)
+    await line.send(head + body)
+    status, headers, _ = await line.reply()
+    assert (status, headers.get("transfer-encoding"), headers["connection"]) == (200, None, "close")
+    assert (await line.until(b"data: [DONE]\n\n")).startswith(b"id: 0\ndata: {")
+    assert await line.is_closed()
+
+
 @pytest.mark.parametrize(
     "chunks",
     [b"zz\r\n", b"5\r\nab\r\n0\r\n\r\n", b"ffffffffffffffffff\r\n", b"-1\r\n", b"1\r\n{}\r\n0\r\n\r\n", b"5 5\r\n"],

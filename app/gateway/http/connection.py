@@ -13,7 +13,7 @@ not in it.
 
 import asyncio
 import select
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import httptools
 import orjson
 from opentelemetry.trace import SpanKind
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.core.pool.catalog import MILLION
 from app.core.run.identifiers import NO_TRACE, trace_of_turn
@@ -178,6 +178,12 @@ class Connection(HttpToolsProtocol):
             raise ValueError("The parser would give the body as it is in the other coding (RFC 9112, 6.1).")
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin a request. One of HTTP/1.0 gets no reply in chunks, which its client cannot read (RFC 9112, 6.1)."""
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_reply_without_chunks, app, cycle)
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         """More of the body."""
         self._head_bytes = 0
@@ -231,6 +237,19 @@ class Connection(HttpToolsProtocol):
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+
+async def _reply_without_chunks(
+    app: Any, cycle: RequestResponseCycle, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Serve a request whose reply is sent as it is, up to the end of the connection."""
+
+    async def send_as_it_is(message: MutableMapping[str, Any]) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_as_it_is)
 
 
 def connection(context: GatewayContext, seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
