@@ -27,6 +27,7 @@ from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
 from app.store.sql import SqlStore
 from tests.audit import tampers
+from tests.harness.callers import client_over_socket, open_stream
 from tests.harness.in_process import (
     POOL,
     WORKER,
@@ -451,6 +452,19 @@ async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     last = response.rstrip().splitlines()[-1].removeprefix("data: ")
     assert json.loads(last)["type"] == "response.queued"
     TypeAdapter(ResponseEvent).validate_json(last)  # it is as described
+
+
+async def test_who_looks_on_at_an_approved_run_ends_nothing_by_leaving(
+    stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    """Its caller has had the reply that it goes on by itself."""
+    stub.always("alpha", Reply(chunks=("It is ", "4."), header_delay=1.0))
+    run = (await waiting(caller))["baton"]["run"]
+    await decide(boss, run)
+    async with client_over_socket(runtime, caller.headers["authorization"].removeprefix("Bearer ")) as viewer:
+        async with open_stream(viewer, "GET", f"/v1/runs/{run}/stream") as (_, received):
+            await anext(received)
+        assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
 
 
 async def test_the_usage_of_a_plan_that_waits_is_streamed_too_if_asked_for(caller: httpx.AsyncClient) -> None:

@@ -313,6 +313,7 @@ class Follower:
         self.state = state
         self.salt = salt
         self.audience = audience
+        self.is_new = is_new
         self.engine = ""
         """The address of the engine that drives the run, as far as is known."""
         self.epoch = 0

@@ -384,8 +384,8 @@ class RunClient:
         return FollowedRun(run, mailbox, state, replayed=True)
 
     def leave(self, followed: FollowedRun) -> None:
-        """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says; but where
-        the turn's own caller is at another gateway, that one decides."""
+        """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says; but not
+        where the turn's own caller is at another gateway, or was told before that its plan waits for an approval."""
         follower = self._followers.follower_of(followed.run)
         if followed.replayed:  # it holds no place that is to be kept until the run has ended
             followed.mailbox.push(messages.end_with_error(followed.state, RunEnded()))
@@ -395,7 +395,7 @@ class RunClient:
         if followed.replayed or not follower.state.turn.gateway:
             follower.audience.remove(followed.mailbox)
         turn = follower.state.turn
-        if not len(follower.audience) and turn.on_disconnect == "cancel" and turn.gateway in ("", self._home):
+        if not len(follower.audience) and turn.on_disconnect == "cancel" and follower.is_new:
             self.cancellations.ask(followed.run, "client")
         if follower.audience.empty:
             self._forget(follower)
