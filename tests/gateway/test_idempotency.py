@@ -90,6 +90,14 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
     assert len(stub.requests) == 1
 
 
+async def test_an_equal_request_at_the_same_moment_is_told_its_rates_once(runtime: Runtime) -> None:
+    """The one that comes too late has been counted as the beginning of a run before it follows the other one's."""
+    async with client_over_socket(runtime, await add_key(runtime, rpm=100)) as client:
+        replies = await asyncio.gather(*(post_chat(client, chat_body(), "one") for _ in range(8)))
+    assert sorted("idempotent-replayed" in reply.headers for reply in replies) == [False] + [True] * 7
+    assert [len(reply.headers.get_list("x-ratelimit-remaining-requests")) for reply in replies] == [1] * 8
+
+
 async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
         await post_chat(client, chat_body(), "one")

@@ -31,6 +31,8 @@ MOST_TENANTS = 1_000
 """The most tenants whose last requests are remembered."""
 MOST_COUNTED_TOGETHER: Final = 200
 """The most requests that are counted in one transaction."""
+RATE_HEADERS: Final = b"x-ratelimit-"
+"""The beginning of the names of the headers that say what is left of a rate."""
 Headers = list[tuple[bytes, bytes]]
 OWNERS: Final = {"key": "this key", "tenant": "this tenant", "user": "this user"}
 MESSAGES: Final[dict[Reason, str]] = {
@@ -84,8 +86,10 @@ class RateLimiter:
         return tuple([(window, limit) for window, limit in limits if limit])
 
     async def count(self, request: RateRequest, headers: Headers) -> None:
-        """Count a request; its rates are added to `headers`. Raises `OverQuota` and `StoreUnavailable`."""
+        """Count a request; its rates are added to `headers`, in the place of those of an earlier count: a request that
+        was to begin a run may come to follow another one's. Raises `OverQuota` and `StoreUnavailable`."""
         reply = await self._count_with_others(request)
+        headers[:] = [header for header in headers if not header[0].startswith(RATE_HEADERS)]
         headers += _headers(reply.figures)
         if reply.refusal is not None:
             raise _over_quota(reply.refusal)
@@ -165,7 +169,7 @@ def _headers(figures: Sequence[Figures]) -> Headers:
     for figure in figures:
         values = {"limit": str(figure.limit), "remaining": str(figure.remaining), "reset": f"{figure.reset:.3f}s"}
         for name, value in values.items():
-            headers.append((f"x-ratelimit-{name}-{figure.unit}".encode(), value.encode()))
+            headers.append((RATE_HEADERS + f"{name}-{figure.unit}".encode(), value.encode()))
     return headers
 
 
