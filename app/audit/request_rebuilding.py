@@ -112,15 +112,16 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     messages: tuple[Message, ...] = (*_step_messages(run, step, call.intent.seq, task), *_transcript(run, step, call))
     form = latest.form if answers else None
     live = bool(turn.start.body["streams"]) and answers and _is_last(run, step)
+    box = _toolbox(step, latest.toolbox)
     if form is not None:
-        provider = catalog.providers[worker.provider]
+        provider = catalog.providers[worker.provider].for_call(worker.model, with_tools=bool(box.tools))
         constrained = call.intent.body["template"] == "json-1" or constrains_decoding(form, provider.structured)
         messages = add_form_instructions(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
         live = live and guarantees_form(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
         live = not live
-    return Request(worker, messages, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
+    return Request(worker, messages, sampling, form, logprobs, box, live)
 
 
 def _cut(call: Call, sampling: Sampling) -> Sampling:

@@ -21,13 +21,13 @@ key = "STUB_KEY"
 
 [workers.alpha]
 provider = "stub"
-model = "alpha"
+model = "{model}"
 price = {{ input = 1.0, output = 2.0 }}
 {worker}
 [tiers.baton-mini]
 pool = ["alpha"]
 conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
-limits = {{ steps = 1, attempts = 1, seconds = 20, output_tokens = 1000 }}
+limits = {{ steps = 1, attempts = 2, seconds = 20, output_tokens = 1000 }}
 """
 ASKED: dict[str, Any] = {
     "model": "baton-mini",
@@ -37,10 +37,12 @@ ASKED: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def serving(stub: ProviderStub, folder: Path, name: str, worker: str = "") -> AsyncIterator[httpx.AsyncClient]:
+async def serving(
+    stub: ProviderStub, folder: Path, name: str, worker: str = "", model: str = "alpha"
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a service whose only worker speaks that format."""
     spec = FORMATS[name].spec(stub)
-    pool = POOL.format(format=spec.format, url=spec.base_url, worker=worker)
+    pool = POOL.format(format=spec.format, url=spec.base_url, worker=worker, model=model)
     async with running_service(folder, pool, {"STUB_KEY": KEYS[name]}) as runtime, client_of(runtime) as client:
         yield client
 
@@ -273,3 +275,29 @@ async def test_neighbouring_turns_of_one_role_are_one_turn(stub: ProviderStub, t
         reply = await client.post("/v1/messages", json=ASKED | {"messages": messages})
     assert reply.status_code == 200, stub.requests[-1].json
     assert str(stub.requests[-1].json).count("And?") == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "constrained"), [("gemini-2.5-flash", False), ("gemini-3-pro", True)])
+async def test_geminis_older_models_are_told_the_form_of_an_answer_beside_tools(
+    stub: ProviderStub, tmp_path: Path, model: str, constrained: bool, stream: bool
+) -> None:
+    """Their API takes no form then; the answer is checked, and asked for again."""
+    texts = ['{"sum": 4}'] if constrained else ["Four.", '{"sum": 4}']
+    stub.script(model, *(Reply(chunks=(text,)) for text in texts))
+    stub.always("*", Reply(chunks=('{"sum": 4}',)))
+    properties = {"sum": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["sum"], "additionalProperties": False}
+    more = {"tools": [{"name": "look", "input_schema": {"type": "object"}}], "stream": stream}
+    form = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    async with serving(stub, tmp_path, "gemini", "tools = true\n", model) as client:
+        reply = await client.post("/v1/messages", json=ASKED | more | form)
+        without_tools = await client.post("/v1/messages", json=ASKED | form)
+    assert (reply.status_code, "Four." in reply.text) == (200, False), reply.text
+    assert "sum" in reply.text
+    first, *_, last = [request.json for request in stub.requests]
+    assert ("responseJsonSchema" in first["generationConfig"], "sum" in str(first["contents"])) == (
+        constrained,
+        not constrained,
+    )
+    assert (without_tools.status_code, "responseJsonSchema" in last["generationConfig"]) == (200, True)

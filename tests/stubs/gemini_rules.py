@@ -123,6 +123,13 @@ def check_signatures(contents: list[dict[str, Any]]) -> None:
             )
 
 
+def check_form_beside_tools(body: dict[str, Any]) -> None:
+    """Models before Gemini 3 take no form of the answer beside functions."""
+    kind = (body.get("generationConfig") or {}).get("responseMimeType", "text/plain")
+    if body.get("tools") and kind != "text/plain":
+        refuse(f"Function calling with a response mime type: '{kind}' is unsupported")
+
+
 def _check_choice(body: dict[str, Any]) -> None:
     config = (body.get("toolConfig") or {}).get("functionCallingConfig") or {}
     if config.get("mode", "AUTO") not in ("AUTO", "ANY", "NONE", "VALIDATED"):

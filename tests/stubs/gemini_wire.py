@@ -89,6 +89,8 @@ class GeminiWire(Struct, frozen=True):
         gemini_rules.check(body)
         if received.model.startswith("gemini-3"):
             gemini_rules.check_signatures(body["contents"])
+        if received.model.startswith(("gemini-1", "gemini-2")):
+            gemini_rules.check_form_beside_tools(body)
 
     def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """google.rpc.Status in its JSON form."""

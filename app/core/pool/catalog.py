@@ -4,6 +4,7 @@ There is no provider's secret in here: a provider's key is looked up by its envi
 and handed to the adapter that `wiring.py` builds.
 """
 
+import re
 from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Any, Literal, get_type_hints
@@ -252,6 +253,13 @@ class ProviderSpec(Struct, frozen=True):
         """Return whether the operator declares that its decoders also follow schemas with open objects and optional
         fields."""
         return self.structured and self.options.get("open_schemas") == "true"
+
+    def for_call(self, model: str, *, with_tools: bool) -> "ProviderSpec":
+        """Return it as it is for a call of this model: not `structured` where the model takes no form beside tools."""
+        form_or_tools = FORMATS[self.format].form_or_tools
+        if with_tools and form_or_tools and re.search(form_or_tools, model):
+            return replace(self, structured=False)
+        return self
 
 
 class Worker(Struct, frozen=True):

@@ -23,6 +23,8 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     """False if nothing of `Sampling` is sent, so that a table of its parameters would have no effect."""
     has_json_mode: bool = False
     """True if an answer can be held to any JSON object (`response_format: json_object`)."""
+    form_or_tools: str = ""
+    """A pattern of the models that take no form of the answer beside tools."""
     has_logprobs: bool = False
     """True if replies may have log-probabilities."""
     envelope_bytes: int = 0
@@ -61,6 +63,7 @@ FORMATS: Mapping[WireFormat, FormatFacts] = {
         auth=("key", "google"),
         lacks=frozenset(("logit_bias",)),
         has_json_mode=True,
+        form_or_tools=r"gemini-[12]\b",
         envelope_bytes=30,
     ),
     "rehearsal": FormatFacts(

@@ -91,6 +91,7 @@ class View(Struct, frozen=True):
         form = self.form
         if form is None or flaw is not None:
             return TEMPLATE
+        provider = provider.for_call(worker.model, with_tools=bool(self.toolbox.tools))
         if json_mode_suffices(form, self.messages(worker.name), json_mode=provider.json_mode):
             return JSON_MODE
         return TEMPLATE
@@ -131,6 +132,7 @@ class View(Struct, frozen=True):
         messages = self.messages(worker.name)
         live = streams and self.answers and self.in_last_round
         if form is not None:
+            provider = provider.for_call(worker.model, with_tools=bool(self.toolbox.tools))
             structured = provider.structured
             is_json_mode = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
             is_constrained = is_json_mode or constrains_decoding(form, structured)

@@ -86,7 +86,8 @@ class GeminiProvider:
                 parts += _parts(piece, needs_signatures)
             body["contents"].append({"role": "user" if is_user else "model", "parts": parts})
         config = _sampling(request.sampling, self.unsupported | request.worker.drops)
-        if request.form is not None and self._spec.structured:
+        spec = self._spec.for_call(request.worker.model, with_tools=bool(request.toolbox.tools))
+        if request.form is not None and spec.structured:
             config["responseMimeType"] = "application/json"
             if request.form.schema is not None:
                 config["responseJsonSchema"] = request.form.schema
