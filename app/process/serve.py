@@ -273,6 +273,7 @@ async def _listen(
     sockets = [server.config.bind_socket() for server in more]
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(runtime, roles))
+        await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)  # it may come with the first request
         closer = group.create_task(_close_connections(first, runtime.gateway.stop_requested))
         stopper = group.create_task(_stop_server(first, stopping))
         announcer = group.create_task(_announce(servers, roles, key, runtime.pool.configuration, announce, admin))
@@ -322,7 +323,6 @@ async def _announce(
     is announced when it has been: nobody could read it later."""
     for server in servers:
         await server.listening.wait()
-    await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     new_key = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
     admin_url = admin.url if admin is not None else None

@@ -1,6 +1,8 @@
 """A process whose database comes late: it listens, and what waits for the database is made up for."""
 
 import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,37 @@ async def test_a_first_key_that_was_made_late_is_announced_too(tmp_path: Path, m
     assert second.key is not None
     assert second.key.startswith("bt_")
     assert (second.url, second.origin) == (first.url, first.origin)
+
+
+async def test_the_key_that_the_operator_names_is_adopted_before_the_process_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that came before with this key would be refused as one with an incorrect key."""
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PORT": "0", "BATON_BOOTSTRAP_KEY": "bt_0a1b2c3d_" + "a" * 43}
+    order: list[str] = []
+    stopping, listens = asyncio.Event(), asyncio.Event()
+    async with open_runtime(configure(environ)) as runtime:
+        store = runtime.gateway.store
+        add_key = store.add_key
+
+        async def add_key_late(row: KeyRow) -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(listens.wait(), timeout=0.2)
+            await add_key(row)
+            order.append("key")
+
+        def announce(_: Announcement) -> None:
+            order.append("announced")
+            stopping.set()
+
+        class Listening(serve.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                order.append("listening")
+                listens.set()
+
+        monkeypatch.setattr(store, "add_key", add_key_late)
+        monkeypatch.setattr(serve, "Server", Listening)
+        both = Roles(gateway=True, dispatcher=True)
+        await serve._listen(runtime, environ, both, stopping, announce)
+    assert order == ["key", "listening", "announced"]
