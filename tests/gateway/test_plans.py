@@ -15,17 +15,19 @@ from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 from app.core.rating.forecast import History
+from app.errors import StoreUnavailable
 from app.gateway.http.api_keys import mint
 from app.gateway.http.idempotency import Idempotency
+from app.gateway.plans import route
 from app.gateway.runs import cancel
 from app.gateway.runs.forecasts import of_plan
 from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, Hold, RunQuery
 from tests.audit.tampers import seal, verify
-from tests.harness.in_process import plan, plan_text, script_answers, script_plans
+from tests.harness.in_process import await_ended_row, plan, plan_text, script_answers, script_plans
 from tests.harness.stand_ins import CATALOG
-from tests.stubs import ProviderStub
+from tests.stubs import Hang, ProviderStub
 
 ASK: dict[str, Any] = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 CHAIN = plan(("alpha", "Think.", ["user"]), ("beta", "Answer.", ["user", 0]))
@@ -457,6 +459,29 @@ async def test_an_execution_is_answered_again_though_its_plan_was_deleted(
     assert again.content == first.content
     other = await client.post(f"{path}/run", headers={"Idempotency-Key": "two"})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "plan_deleted")
+
+
+async def test_an_execution_whose_caller_gets_an_error_is_cancelled(
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away when the stop sequences of its request are read."""
+    stub.always("alpha", Hang())
+    stub.always("beta", Hang())
+    body = {"model": "baton-ultra", "max_tokens": 64, "messages": ASK["messages"], "baton": {"plan": CHAIN}}
+    path = f"/v1/plans/{(await client.post('/v1/plans', json=body, params={'api': 'messages'})).json()['id']}"
+    runs: list[str] = []
+
+    read_task = route.task_of
+
+    async def read_task_of_plan(store: Any, run: str, ref: str) -> Task:
+        runs.append(run)
+        if len(runs) > 1:
+            raise StoreUnavailable
+        return await read_task(store, run, ref)
+
+    monkeypatch.setattr(route, "task_of", read_task_of_plan)
+    assert (await client.post(f"{path}/run")).status_code == 503
+    assert (await await_ended_row(runtime.context.store, runs[-1])).state == "cancelled"
 
 
 async def other_key(runtime: Runtime, *labels: str) -> tuple[str, dict[str, str]]:

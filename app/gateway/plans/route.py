@@ -316,18 +316,19 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
             raise orders.changed_conditions_error(error) from None
         streams = turn.run.state.turn.streams
         if wire_format == "messages":
-            stops = await _read_stops(target.store, turn)
+            stops = await _read_stops(context, target.store, turn)
             return await messages.reply_to_turn(context, request, turn, stops, streams=streams)
         if wire_format == "responses":
             return await responses.reply_to_turn(context, request, turn, streams=streams, background=False)
         return await chat.reply_to_turn(context, request, turn, streams=streams)
 
 
-async def _read_stops(store: TenantStore, turn: OpenTurn) -> Sequence[str]:
-    """Return the stop sequences of a run's request. The run's permit is released if they cannot be read."""
+async def _read_stops(context: GatewayContext, store: TenantStore, turn: OpenTurn) -> Sequence[str]:
+    """Return the stop sequences of a run's request. If they cannot be read, the caller of the run is gone."""
     try:
         task = await task_of(store, turn.run.run, turn.run.state.admitted.task)
     except BaseException:
+        context.runs.leave(turn.run)
         turn.permit.release()
         raise
     return task.sampling.stop
