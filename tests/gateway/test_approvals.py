@@ -19,6 +19,9 @@ from app.core.pool.snapshot import seal_catalog
 from app.core.roles import ROLES
 from app.core.run import notices
 from app.core.run.events import Kind
+from app.gateway.admin.context import AdminContext
+from app.gateway.admin.people import SESSION, Access, Grant
+from app.gateway.administration import create_admin
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi.response_replies import ResponseEvent
 from app.gateway.wire.query import Cursor, as_cursor
@@ -27,6 +30,7 @@ from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
 from app.store.sql import SqlStore
 from tests.audit import tampers
+from tests.harness.administration import PEOPLE
 from tests.harness.callers import client_over_socket, open_stream
 from tests.harness.in_process import (
     POOL,
@@ -311,6 +315,36 @@ async def test_whoever_wrote_a_plan_does_not_approve_a_replay_of_what_made_it(ru
         refused = [await decide(person, replay) for person in (author, editor, beginner)]
         assert [reply.status_code for reply in refused] == [403] * 3
         assert (await decide(boss, replay)).json()["status"] == "approved"
+
+
+async def test_a_person_does_not_approve_a_replay_that_they_began(
+    runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    run = (await waiting(caller))["baton"]["run"]
+    assert (await decide(boss, run, "refuse")).json()["status"] == "refused"
+    async with logged_in(runtime, "ann") as ann, logged_in(runtime, "ben") as ben:
+        replay = (await ann.post(f"/v1/runs/{run}/replay", json={})).json()["id"]
+        await await_question(runtime, replay)
+        path = f"/admin/v1/approvals/{replay}"
+        approval = decision((await ann.get(path)).json()["digest"])
+        refused = await ann.post(path, json=approval)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "own_run")
+        assert (await ben.post(path, json=approval)).json()["decision"]["by"] == "oidc:ben"
+
+
+@asynccontextmanager
+async def logged_in(runtime: Runtime, person: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the admin API whose session is that of a person, an owner of the tenant."""
+    people = replace(PEOPLE, grants=(Grant("groups", "owners", "owner", "acme"),))
+    gateway = runtime.gateway
+    context = AdminContext(gateway, read_pool=lambda _: gateway.catalog(), versions=lambda _: (), people=people)
+    session = Access(gateway, people).seal("session", {"sub": person, "claims": [("groups", "owners")]}, 600.0)
+    transport = httpx.ASGITransport(create_admin(context), raise_app_exceptions=False)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://baton", cookies={SESSION: session}, timeout=PATIENCE_SECONDS
+    ) as client:
+        client.headers["x-csrf-token"] = (await client.get("/admin/v1/me")).json()["csrf_token"]
+        yield client
 
 
 async def await_question(runtime: Runtime, run: str) -> None:

@@ -39,7 +39,8 @@ CHANGED: Mapping[str, str] = {
 
 
 class Decision(Struct, frozen=True):
-    """A decision as somebody asks for it. `by` names who decides, `key` is the id of their API key or empty."""
+    """A decision as somebody asks for it. `by` names who decides, and `key` is the id under which their own runs are
+    stored: that of their API key, or of a person who has logged in; empty for a command."""
 
     verdict: Literal["approve", "refuse"]
     digest: str

@@ -160,16 +160,14 @@ def _run_query(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
 
 
 def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
-    key, max_usd = "", None
-    if caller.via == "key":
-        key = caller.key.id
+    max_usd = None
     if approval_request.max_usd is not None:
         max_usd = round(approval_request.max_usd * MILLION)
     return Decision(
         verdict=approval_request.decision,
         digest=approval_request.digest,
         by=f"{caller.via}:{caller.key.id}",
-        key=key,
+        key=caller.key.id,
         reason=approval_request.reason,
         replacements=tuple(approval_request.replacements),
         max_usd=max_usd,
