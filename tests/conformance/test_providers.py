@@ -357,8 +357,11 @@ OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "object"}
 OPTIONAL = {**OPEN, "properties": {"a": {"type": "integer", "minimum": 0}}, "additionalProperties": False}
 
 
-@pytest.mark.parametrize("schema", [OPEN, {**OPEN, "additionalProperties": False}, OPTIONAL])
-async def test_schemas_with_open_objects_and_optional_fields_are_taken(line: Line, schema: dict[str, Any]) -> None:
+EITHER = {**OPTIONAL, "properties": {"not": {"oneOf": [{"type": "integer"}, {"type": "string"}]}}}
+
+
+@pytest.mark.parametrize("schema", [OPEN, {**OPEN, "additionalProperties": False}, OPTIONAL, EITHER])
+async def test_schemas_that_no_strict_mode_takes_are_taken(line: Line, schema: dict[str, Any]) -> None:
     strict_tool = Toolbox((Tool("add", "Adds.", schema, strict=True),))
     for more in ({"form": Form(schema)}, {"toolbox": strict_tool}):
         assert text_of_pieces(await line.pieces(request(**more))) == "Hello there."

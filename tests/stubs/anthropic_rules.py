@@ -230,6 +230,8 @@ def _check_schema(schema: Any, where: str) -> None:
         return
     if unsupported := sorted(UNSUPPORTED & schema.keys()):
         refuse(f"{where}: property '{unsupported[0]}' is not supported")
+    if combined := sorted({"oneOf", "not", "if"} & schema.keys()):
+        refuse(f"{where}: Schema type '{combined[0]}' is not supported")
     if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
         refuse(f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
     definitions = schema.get("$defs", {})

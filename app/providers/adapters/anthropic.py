@@ -36,6 +36,7 @@ from app.core.message.chat import (
     Toolbox,
     Usage,
 )
+from app.core.message.response_format import OPEN
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import document, options
@@ -89,6 +90,8 @@ UNSUPPORTED_KEYWORDS = frozenset(
     ]
 )
 """Keywords that structured outputs refuse with a 400; without them the schema only allows more."""
+REFUSED_KEYWORDS = OPEN - {"allOf"}
+"""Keywords that they refuse as well, and that cannot be left out: the schema would mean something else."""
 
 
 class AnthropicProvider:
@@ -122,7 +125,7 @@ class AnthropicProvider:
         body |= _tools(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
             schema = request.form.schema
-            if self._spec.keeps_open or _closes_objects(schema):
+            if request.form.strict or self._spec.keeps_open or _is_decodable(schema):
                 body["output_config"] = {
                     "format": {"type": "json_schema", "schema": _drop_unsupported_keywords(schema)}
                 }
@@ -270,22 +273,27 @@ def _tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
     if tool.description:
         definition["description"] = tool.description
     schema = {"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)}
-    if strict is None or not tool.strict or not _closes_objects(schema):
+    if strict is None or not tool.strict or not _is_decodable(schema):
         return definition | {"input_schema": schema}
     return definition | {"input_schema": strict(schema), "strict": True}
 
 
-def _closes_objects(schema: object) -> bool:
-    """Return whether all objects in a schema are closed: the API refuses to constrain decoding to any other schema."""
+def _is_decodable(schema: object) -> bool:
+    """Return whether the API constrains decoding to a schema: it refuses open objects, and most ways to combine
+    schemas."""
     if isinstance(schema, list | tuple):
-        return all(map(_closes_objects, schema))
+        return all(map(_is_decodable, schema))
     if not isinstance(schema, Mapping):
         return True
     kinds = schema.get("type")
     is_object = "object" in (kinds if isinstance(kinds, list | tuple) else [kinds])
-    if is_object and schema.get("additionalProperties") is not False:
+    if schema.keys() & REFUSED_KEYWORDS or (is_object and schema.get("additionalProperties") is not False):
         return False
-    return all(map(_closes_objects, schema.values()))
+    for name, value in schema.items():
+        inner = value.values() if name in ("properties", "$defs") and isinstance(value, Mapping) else [value]
+        if not all(map(_is_decodable, inner)):
+            return False
+    return True
 
 
 def _drop_unsupported_keywords(schema: object) -> Any:
