@@ -25,6 +25,7 @@ from app.network import retries
 from app.network.shared_read import SharedRead
 from app.store.administration import Administration
 from app.store.protocol import (
+    EVERY_KEY,
     PROCESS,
     Actor,
     AppendResult,
@@ -37,6 +38,7 @@ from app.store.protocol import (
     Hold,
     IdempotencyRecord,
     Journal,
+    KeyQuery,
     KeyRow,
     LapsedRuns,
     PrunedRun,
@@ -674,6 +676,9 @@ class SqlTenantStore(TenantVerbs):
 
     def note_budget_change(self, id_: str, warnings: int) -> None:
         self._store.note_budget_change(id_, warnings)
+
+    async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
+        return await super().keys(replace(query, tenant=self._tenant))
 
     async def append(self, entry: Entry) -> AppendResult:
         return await self._store.append(replace(entry, tenant=self._tenant))

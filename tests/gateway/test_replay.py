@@ -14,6 +14,7 @@ from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, ContentQuery
+from tests.harness.callers import add_key
 from tests.harness.in_process import (
     ANSWERS,
     await_ended_row,
@@ -334,6 +335,17 @@ async def test_a_replay_needs_the_right_to_read_the_content(runtime: Runtime, cl
         assert both.status_code == (404 if tenant == "other" else 200)
         if tenant == "acme":
             assert both.json()["same_answer"] is (True if "audit:read" in scopes else None)
+
+
+async def test_the_name_of_a_key_of_another_tenant_is_not_shown(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    """A replay belongs to the tenant of its run, also where a key of all tenants has begun it."""
+    run = await answer_one_run(client, "baton-mini")
+    root = await add_key(runtime, "ops", ("admin",), all_tenants=True)
+    headers = {"authorization": f"Bearer {root}"}
+    again = (await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)).json()["id"]
+    for seen_by, name in ((client.headers, None), (headers, "t")):
+        [listed] = (await client.get("/v1/runs?include=key_name&limit=1", headers=seen_by)).json()["data"]
+        assert (listed["id"], listed["key_name"]) == (again, name)
 
 
 async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime, client: httpx.AsyncClient) -> None:
