@@ -21,7 +21,7 @@ from msgspec import Struct
 from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Price, Worker
 from app.core.pool.policy import NOT_APPROVED
-from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunEnd, RunRefused, facts_with_times
 from app.core.run.kinds import TERMINAL, Kind
 
 PRICE, FURTHER = "price", "further_plan"
@@ -118,7 +118,10 @@ def lacks_approval(events: Iterable[Event]) -> bool:
     for event in events:
         if event.kind in (Kind.REFUSED, Kind.APPROVAL_EXPIRED):
             return True
-        if event.kind in TERMINAL and EXPIRED in (event.body.get("error"), event.body.get("stopped")):
+        if event.kind not in TERMINAL:
+            continue
+        end = event.fact
+        if isinstance(end, RunEnd) and EXPIRED in (end.error, end.stopped):
             return True
     return False
 
