@@ -42,7 +42,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("worker", "reason"),
     ),
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
-    "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
+    "baton_cost_micro_usd_total": (
+        "Micro-dollars of all calls; what those of a lost engine (`unknown`) count as stands in their runs alone.",
+        ("worker",),
+    ),
     "baton_tenant_cost_micro_usd_total": (
         "Micro-dollars of all calls, by tenant; those beyond BATON_METRICS_TENANTS are counted as `other`.",
         ("tenant",),
