@@ -115,9 +115,11 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     box = _toolbox(step, latest.toolbox)
     if form is not None:
         provider = catalog.providers[worker.provider].for_call(worker.model, with_tools=bool(box.tools))
-        constrained = call.intent.body["template"] == "json-1" or constrains_decoding(form, provider.structured)
+        template = call.intent.body["template"]
+        structured = provider.structured and template != "loosened-1"
+        constrained = template == "json-1" or constrains_decoding(form, structured)
         messages = add_form_instructions(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
-        live = live and guarantees_form(form, structured=provider.structured, keeps_open=provider.keeps_open)
+        live = live and guarantees_form(form, structured=structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
         live = not live
@@ -336,6 +338,7 @@ TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,
     "nested-1": _step_request,
     "json-1": _step_request,
+    "loosened-1": _step_request,
     "plan-1": _plan_request,
     "further-1": _plan_request,
     "compact-1": _plan_request,

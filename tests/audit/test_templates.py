@@ -31,6 +31,7 @@ MADE = {
     "compact-1": "74ce3c066e193a3194a4e0d0a1e84d828d04aadd5ed9caee33bace255b24ece2",
     "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
     "json-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
+    "loosened-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
     "further-1": "d0abeab3f8bc8da97d33ce90a9c0dcf6174f58b6d32f35f2b680f5e944e8d24c",
     "nested-1": "68cb404d6734d631b54ded7f577d1737b153c6fbb955c5d9fb08f72329c7884e",
     "nesting-1": "2e33d027086b6f60670745e33955aaa295161167f9a1b2a0e1462fc38a78a5a6",
@@ -158,6 +159,7 @@ def test_a_template_is_what_it_was() -> None:
     hashes = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: digest_of_further_plans()}
     hashes |= {
         visibility.JSON_MODE: steps(),
+        visibility.LOOSENED: steps(),
         visibility.NESTED: digest_of_nested_steps(),
         prompt.NESTING: plans(nests=True),
     }

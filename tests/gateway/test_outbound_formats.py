@@ -301,3 +301,25 @@ async def test_geminis_older_models_are_told_the_form_of_an_answer_beside_tools(
         not constrained,
     )
     assert (without_tools.status_code, "responseJsonSchema" in last["generationConfig"]) == (200, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bounds_that_a_decoder_does_not_keep_are_told_in_words_and_checked(
+    stub: ProviderStub, tmp_path: Path, stream: bool
+) -> None:
+    """Anthropic's decoders take no bounds of numbers. Nothing of an answer beyond them is sent to the caller."""
+    stub.script("alpha", *(Reply(chunks=("{", f'"score": {n}}}'), gap=0.1) for n in (11, 4)))
+    properties = {"score": {"type": "integer", "maximum": 10}}
+    schema = {"type": "object", "properties": properties, "required": ["score"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "score", "strict": True, "schema": schema}}
+    question = {"model": "baton-mini", "messages": ASKED["messages"], "response_format": form, "stream": stream}
+    async with serving(stub, tmp_path, "anthropic") as client:
+        reply = await client.post("/v1/chat/completions", json=question)
+        events = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}/events")).json()["data"]
+    assert (reply.status_code, ": 4}" in reply.text, ": 11}" in reply.text) == (200, True, False)
+    first, second = [request.json for request in stub.requests]
+    assert '"maximum": 10' in str(first["messages"]).replace("'", '"')
+    sent = first["output_config"]["format"]["schema"]
+    assert (sent["properties"], "output_config" in second) == ({"score": {"type": "integer"}}, True)
+    calls = [event["body"]["template"] for event in events if event["kind"] == "call.intended"]
+    assert calls == ["loosened-1", "loosened-1"]

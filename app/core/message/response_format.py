@@ -204,15 +204,13 @@ def guarantees_form(form: Form, *, structured: bool, keeps_open: bool) -> bool:
     negate schemas.
     """
     return constrains_decoding(form, structured) or (
-        keeps_open and form.schema is not None and not _combines(form.schema)
+        keeps_open and form.schema is not None and not has_keyword(form.schema, OPEN)
     )
 
 
-def _combines(schema: object) -> bool:
-    """Return whether a keyword of `OPEN`, or a field of such a name, occurs anywhere in a schema."""
-    if isinstance(schema, Mapping):
-        return bool(schema.keys() & OPEN) or any(map(_combines, schema.values()))
-    return isinstance(schema, list | tuple) and any(map(_combines, schema))
+def has_keyword(schema: object, keywords: frozenset[str]) -> bool:
+    """Return whether one of the keywords, or a field of such a name, occurs anywhere in a schema."""
+    return any(isinstance(part, Mapping) and bool(part.keys() & keywords) for part in _all_in(schema))
 
 
 def add_form_instructions(

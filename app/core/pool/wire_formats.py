@@ -25,6 +25,9 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     """True if an answer can be held to any JSON object (`response_format: json_object`)."""
     form_or_tools: str = ""
     """A pattern of the models that take no form of the answer beside tools."""
+    undecoded: frozenset[str] = frozenset()
+    """The keywords of JSON schemas that its decoders do not take. They are left out of the schema that is sent, which
+    then only allows more."""
     has_logprobs: bool = False
     """True if replies may have log-probabilities."""
     envelope_bytes: int = 0
@@ -57,6 +60,12 @@ FORMATS: Mapping[WireFormat, FormatFacts] = {
         auth=("key", "api-key", "azure", "aws", "google"),
         options={"anthropic_version": ()},
         lacks=frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
+        undecoded=frozenset(
+            (
+                *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"),
+                *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
+            )
+        ),
         envelope_bytes=45,
     ),
     "gemini": FormatFacts(

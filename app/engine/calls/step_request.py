@@ -30,14 +30,16 @@ from app.core.message.response_format import (
     add_form_instructions,
     constrains_decoding,
     guarantees_form,
+    has_keyword,
     json_mode_suffices,
 )
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SILENT_SHARE, Limits, ProviderSpec, Worker
 from app.core.pool.policy import UNPAID
+from app.core.pool.wire_formats import FORMATS
 from app.core.run.progress import gives_answer, parent_of
 from app.core.run.state import RunState, StepState
-from app.core.run.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, visible_steps
+from app.core.run.visibility import JSON_MODE, LOOSENED, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, visible_steps
 from app.engine.worker_health import Health, WorkerChoice
 from app.errors import (
     BatonError,
@@ -89,10 +91,14 @@ class View(Struct, frozen=True):
         if self.step.inherits:
             return NESTED
         form = self.form
-        if form is None or flaw is not None:
+        if form is None:
             return TEMPLATE
         provider = provider.for_call(worker.model, with_tools=bool(self.toolbox.tools))
-        if json_mode_suffices(form, self.messages(worker.name), json_mode=provider.json_mode):
+        undecoded = FORMATS[provider.format].undecoded
+        if constrains_decoding(form, provider.structured) and has_keyword(form.schema, undecoded):
+            return LOOSENED
+        json_mode = flaw is None and provider.json_mode
+        if json_mode_suffices(form, self.messages(worker.name), json_mode=json_mode):
             return JSON_MODE
         return TEMPLATE
 
@@ -133,9 +139,9 @@ class View(Struct, frozen=True):
         live = streams and self.answers and self.in_last_round
         if form is not None:
             provider = provider.for_call(worker.model, with_tools=bool(self.toolbox.tools))
-            structured = provider.structured
-            is_json_mode = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
-            is_constrained = is_json_mode or constrains_decoding(form, structured)
+            template = self.template(worker, provider=provider, flaw=flaw)
+            structured = provider.structured and template != LOOSENED
+            is_constrained = template == JSON_MODE or constrains_decoding(form, structured)
             messages = add_form_instructions(form, messages, constrained=is_constrained, flaw=flaw)
             live = live and guarantees_form(form, structured=structured, keeps_open=provider.keeps_open)
         logprobs = None

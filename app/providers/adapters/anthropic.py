@@ -38,6 +38,7 @@ from app.core.message.chat import (
 )
 from app.core.message.response_format import OPEN
 from app.core.pool.catalog import Deadlines, ProviderSpec
+from app.core.pool.wire_formats import FORMATS
 from app.errors import WorkerTruncated
 from app.providers import document, options
 from app.providers.authentication import key_headers
@@ -73,23 +74,8 @@ FINISH: dict[str, Finish] = {
     "refusal": "content_filter",
 }
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
-UNSUPPORTED_KEYWORDS = frozenset(
-    [
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "minProperties",
-        "maxProperties",
-    ]
-)
-"""Keywords that structured outputs refuse with a 400; without them the schema only allows more."""
+UNSUPPORTED_KEYWORDS = FORMATS["anthropic"].undecoded
+"""Keywords that structured outputs refuse with a 400."""
 REFUSED_KEYWORDS = OPEN - {"allOf"}
 """Keywords that they refuse as well, and that cannot be left out: the schema would mean something else."""
 
