@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
+from app.core.message.chat import Form, Image, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
+from app.core.pool.policy import PER_IMAGE
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Kind
 from app.engine.calls import step_request
@@ -19,7 +20,6 @@ from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
     ANSWERS,
-    WORKER,
     Outcome,
     bodies_of,
     events,
@@ -33,9 +33,11 @@ from tests.harness.in_process import (
     script_answers,
     script_plans,
 )
+from tests.harness.in_process import WORKER as EVERY_WORKER
 from tests.stubs import Fail, ProviderStub, Reply
 from tests.stubs import Usage as Used
 
+WORKER = EVERY_WORKER + 'modalities = ["text", "image"]\n'
 DEAR = WORKER.replace("1.00", "10.00").replace("2.00", "20.00").replace("0.50", "5.00")
 POOL = """
 [providers.stub]
@@ -272,6 +274,15 @@ async def test_an_output_that_has_not_the_form_of_the_answer_does_not_stand_in_f
     assert outcome.ended.state.state == "over_budget"
 
 
+async def test_beside_tools_a_conversation_is_reserved_once_and_an_image_as_an_image(runtime: Runtime) -> None:
+    picture = Image("data:image/png;base64," + "A" * 400_000)
+    talk = (Message("user", (Text("x" * 5_000),)), Message("user", (picture,)))
+    task = Task(talk, toolbox=Toolbox((Tool("look", "Looks.", {"type": "object"}),)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "single", task=task)))
+    [call] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
+    assert 5_000 + PER_IMAGE <= call["tokens_held"] - call["max_tokens"] < 5_500 + PER_IMAGE
+
+
 async def test_a_conductor_that_cannot_be_paid_is_not_asked(runtime: Runtime, stub: ProviderStub) -> None:
     outcome, opened_plans, [call] = await run(runtime, "planned", usd=700)
     assert ([plan["mode"] for plan in opened_plans], stub.requests_for("planner")) == (["first", "fallback"], [])
@@ -281,7 +292,7 @@ async def test_a_conductor_that_cannot_be_paid_is_not_asked(runtime: Runtime, st
 
 async def test_a_plan_is_cut_where_money_is_short(runtime: Runtime, stub: ProviderStub) -> None:
     script_plans(stub, plan_text((0, "Solve it.", ["user"])))
-    outcome, _, calls = await run(runtime, "planned", usd=12_000)
+    outcome, _, calls = await run(runtime, "planned", usd=7_000)
     assert outcome.ended.state.state == "succeeded"
     assert 512 <= calls[0]["max_tokens"] < calls[0]["wanted_tokens"]
     assert latest_request(stub, "planner")["max_tokens"] == calls[0]["max_tokens"]

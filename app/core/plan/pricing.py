@@ -6,13 +6,12 @@ may have written. A plan whose least price fits can be carried out, because the 
 floor where money is short.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.core.message.chat import Task, message_to_json
+from app.core.message.chat import NO_TOOLS, Task
 from app.core.plan.workflow import CONDUCTOR, Step, critical_path_seconds
 from app.core.pool.catalog import Amount, Limits, Worker
-from app.core.pool.policy import input_bound, tool_bytes, worst_case
+from app.core.pool.policy import definition_bytes, input_bound, worst_case
 
 BYTES_A_TOKEN = 4
 """Bytes of a usual token: a step that sees an output of so many tokens is sent this many times as many bytes."""
@@ -25,17 +24,12 @@ SUBTASK_BYTES = 200
 def question_tokens(task: Task) -> int:
     """Return an upper bound of the input tokens of a request that has the caller's conversation and nothing else.
 
-    Definitions of tools and an answer's form are sent with the conversation in the provider's own JSON, all of which
-    then counts as it does in a reservation.
+    The schema of an answer's form counts twice, because some workers are also asked for it in words.
     """
-    bound = input_bound(task.messages)
-    if task.form is None and not task.toolbox.tools:
-        return bound
-    whole = json.dumps([message_to_json(message) for message in task.messages], default=dict)
-    schema = ""
+    bound = input_bound(task.messages, definition_bytes(task.toolbox, task.form))
     if task.form is not None:
-        schema = json.dumps(task.form.schema, default=dict)
-    return bound + len(whole) + 2 * len(schema) + tool_bytes(task.toolbox) + FRAME_BYTES
+        bound += definition_bytes(NO_TOOLS, task.form) + FRAME_BYTES
+    return bound
 
 
 def least_price(worker: Worker, input_tokens: int, floor: int) -> Amount:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from app.core.message.chat import (
     SAMPLING,
     Document,
+    Form,
     Image,
     Message,
     Part,
@@ -309,6 +310,13 @@ def _of_part(part: Part) -> int:
     if isinstance(part, Document):
         return PER_PAGE * min(1 + len(part.url) // PAGE_CHARS, MOST_PAGES)
     return len(part.text.encode())
+
+
+def definition_bytes(toolbox: Toolbox, form: Form | None) -> int:
+    """Return about the number of bytes that the definitions of tools and the schema of the answer add to a request."""
+    if form is None:
+        return tool_bytes(toolbox)
+    return tool_bytes(toolbox) + len(json.dumps(form.schema, default=dict))
 
 
 def tool_bytes(toolbox: Toolbox) -> int:

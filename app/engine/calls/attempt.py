@@ -351,10 +351,8 @@ class Attempt:
         self._provider = provider or context.provider(self.worker.provider)
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
         self._body = trim_capacity(self._provider.render(self._request))
-        schema_bytes = 0
-        if self._request.form or self._request.toolbox.tools:
-            schema_bytes = len(self._body)
-        self._input_bound = policy.input_bound(self._request.messages, schema_bytes)
+        definition_bytes = policy.definition_bytes(self._request.toolbox, self._request.form)
+        self._input_bound = policy.input_bound(self._request.messages, definition_bytes)
         self._max_output = self._request.sampling.max_tokens or self.worker.card.max_output
         self.hold = policy.worst_case(self.worker, self._input_bound, self._max_output)
         decodes = self._request.logprobs is not None and self.step is not None
