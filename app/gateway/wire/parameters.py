@@ -82,7 +82,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "frequency_penalty": _honour("-2 to 2. Passed to the answering step."),
     "logit_bias": _honour("-100 to 100. Passed to the answering step; token ids are those of its worker, so pin one."),
     "logprobs": _honour(
-        "Of the answer. Only workers whose provider has the option `logprobs` may take part; without one, a 400."
+        "Of the answer; those of words before calls of tools are in a stream as it comes, and not stored. Only workers "
+        "whose provider has the option `logprobs` may take part; without one, a 400."
     ),
     "top_logprobs": _honour("0 to 20, with `logprobs`; 0 asks for nothing."),
     "reasoning_effort": _honour(
