@@ -196,7 +196,7 @@ def test_separate_processes_need_postgres_and_redis(tmp_path: Path, verb: str) -
     assert "BATON_DATABASE_URL" in result.err
 
 
-@pytest.mark.parametrize("line", ["migrate", "runs ls", "keys ls", "plan x", "migrate --status"])
+@pytest.mark.parametrize("line", ["migrate", "runs ls", "keys ls", "plan x", "restored", "migrate --status"])
 def test_a_database_that_is_down_is_named_with_the_cause_and_without_its_password(tmp_path: Path, line: str) -> None:
     result = baton(tmp_path, *line.split(), BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x")
     url = "postgresql://baton:********@127.0.0.1:1/x"

@@ -7,7 +7,8 @@ a database that has not this program's schema.
 import asyncio
 import io
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -65,10 +66,8 @@ def status(url: str) -> Status:
 
     Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
     """
-    try:
+    with _explained_failures(parse_url(url)):
         current = _current(url)
-    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"The database cannot be used: {reason(error, parse_url(url))}.") from error
     if current == newest():
         return Status(current, current, ())
     revisions = _all_revisions(url)
@@ -82,11 +81,15 @@ def status(url: str) -> Status:
 
 def count_connections(url: str) -> int:
     """Return the number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on
-    a thread with a running loop."""
+    a thread with a running loop.
+
+    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
+    """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return 0
-    return asyncio.run(_count_connections(parsed))
+    with _explained_failures(parsed):
+        return asyncio.run(_count_connections(parsed))
 
 
 def row_security(url: str) -> RowSecurity:
@@ -116,10 +119,8 @@ def has_undeclared_pooling(url: str) -> bool:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" or pools_transactions(parsed):
         return False
-    try:
+    with _explained_failures(parsed):
         return asyncio.run(_share_server_connections(parsed))
-    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreUnavailable(f"The database cannot be used: {reason(error, parsed)}.") from error
 
 
 async def _share_server_connections(url: URL) -> bool:
@@ -134,10 +135,17 @@ def change(url: str, work: Callable[[Connection], None]) -> None:
     that the change needs.
     """
     parsed = parse_url(url)
-    try:
+    with _explained_failures(parsed):
         asyncio.run(_change(parsed, work))
-    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreUnavailable(f"The database cannot be used: {reason(error, parsed)}.") from error
+
+
+@contextmanager
+def _explained_failures(url: URL) -> Iterator[None]:
+    """Raise `StoreUnavailable` with the reason where the database cannot be reached or refuses."""
+    try:
+        yield
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, url)}.") from error
 
 
 async def _change(url: URL, work: Callable[[Connection], None]) -> None:
