@@ -168,7 +168,7 @@ async def test_the_budget_is_for_all_turns_and_its_error_says_what_is_left_and_h
     ended = (await finish(await conversation.start_turn())).ended
     assert (ended.state.state, ended.error and ended.error.public_code) == ("over_budget", "run_over_budget")
     assert ended.error is not None
-    assert "2001002 of 4000000 tokens and $0.0000 of $2.0000" in ended.error.message
+    assert "98001002 of 100000000 tokens and $0.0000 of $2.0000" in ended.error.message
     assert "the same conversation, sent again, goes on in a new one" in ended.error.message
     assert len(stub.requests_for("alpha")) == 2
     again = (await finish(await conversation.start_turn())).ended

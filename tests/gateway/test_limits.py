@@ -59,6 +59,6 @@ def test_each_is_told_with_its_run_unless_it_goes_without_saying() -> None:
     bounds = Limits(rounds=2, depth=1).to_json() | {"usd": 1.5}
     assert run_words.limits({"limits": bounds}) == (
         "5 steps a round, 4 steps at once, 2 rounds, 1 level of nested workflows, 4 attempts a step, "
-        "4,096 output tokens a call, 4,000,000 tokens, $1.50, 300.0 s, 600.0 s for tool results"
+        "4,096 output tokens a call, 100,000,000 tokens, $1.50, 300.0 s, 600.0 s for tool results"
     )
     assert "round," not in run_words.limits({"limits": Limits().to_json()}).removeprefix("5 steps a round,")

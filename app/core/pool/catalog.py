@@ -374,7 +374,7 @@ class Limits(Struct, frozen=True):
     tokens: Annotated[
         int,
         Limit(about="Input and output tokens over all calls of the run, the conductor's included.", words="token{s}"),
-    ] = 4_000_000
+    ] = 100_000_000
     usd: Annotated[
         int,
         Limit(

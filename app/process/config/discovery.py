@@ -22,7 +22,7 @@ WEAK_RANK = 3
 """Models of this rank or weaker stay out of the strong pool while others are left."""
 BATON_KEY_PREFIX = "bt_"
 
-MINI_LIMITS: Mapping[str, Any] = {"steps": 1, "attempts": 3, "tokens": 4_000_000, "usd": "0.50", "seconds": 180}
+MINI_LIMITS: Mapping[str, Any] = {"steps": 1, "attempts": 3, "usd": "0.50", "seconds": 180}
 MINI_EFFORTS: Mapping[str, Any] = {
     "minimal": {"output_tokens": 2_048, "usd": "0.10", "seconds": 60},
     "low": {"output_tokens": 4_096, "usd": "0.25", "seconds": 120},
@@ -30,20 +30,13 @@ MINI_EFFORTS: Mapping[str, Any] = {
     "high": {"output_tokens": 16_384, "usd": "1", "seconds": 300},
     "max": {"output_tokens": 32_768, "usd": "2", "seconds": 600},
 }
-ULTRA_LIMITS: Mapping[str, Any] = {
-    "steps": 5,
-    "fan_out": 4,
-    "attempts": 4,
-    "tokens": 4_000_000,
-    "usd": "2",
-    "seconds": 300,
-}
+ULTRA_LIMITS: Mapping[str, Any] = {"steps": 5, "fan_out": 4, "attempts": 4, "usd": "2", "seconds": 300}
 ULTRA_EFFORTS: Mapping[str, Any] = {
     "minimal": {"steps": 1, "output_tokens": 4_096, "usd": "0.50", "seconds": 120},
     "low": {"steps": 3, "output_tokens": 8_192, "usd": "1", "seconds": 180},
     "medium": {"output_tokens": 8_192},
-    "high": {"output_tokens": 16_384, "tokens": 8_000_000, "usd": "5", "seconds": 600},
-    "max": {"output_tokens": 32_768, "tokens": 16_000_000, "usd": "10", "seconds": 1_200},
+    "high": {"output_tokens": 16_384, "usd": "5", "seconds": 600},
+    "max": {"output_tokens": 32_768, "usd": "10", "seconds": 1_200},
 }
 
 
