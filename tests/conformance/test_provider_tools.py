@@ -160,6 +160,21 @@ async def test_ids_from_elsewhere_are_taken(line: Line, id_: str) -> None:
     assert text_of_pieces(await line.pieces(request(ASK, called, result, toolbox=box))) == "Hello there."
 
 
+async def test_ids_may_come_again_in_a_later_turn_or_differ_in_a_sign(line: Line) -> None:
+    """As those of servers that count the calls of each turn. Every result stays with its call."""
+    messages = [ASK]
+    for turn in ("1", "2"):
+        calls = tuple(ToolCall(id_, "look", json.dumps({"q": turn + id_})) for id_ in ("call.0", "call_0"))
+        results = [Message("tool", (Text(f"of {turn}{call.id}"),), call_id=call.id) for call in calls]
+        messages += [Message("assistant", (), calls=calls), *results]
+    assert text_of_pieces(await line.pieces(request(*messages, toolbox=Toolbox((LOOK,))))) == "Hello there."
+    if line.format.name == "anthropic":
+        blocks = [block for turn in line.stub.requests[0].json["messages"][1:] for block in turn["content"]]
+        asked = {block["id"]: block["input"]["q"] for block in blocks if block["type"] == "tool_use"}
+        told = {block["tool_use_id"]: block["content"][0]["text"] for block in blocks if block["type"] == "tool_result"}
+        assert told == {id_: f"of {question}" for id_, question in asked.items()}
+
+
 @pytest.mark.parametrize(
     "box",
     [

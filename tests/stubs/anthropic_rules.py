@@ -65,6 +65,7 @@ def _check_messages(messages: Any) -> None:
     if not messages:
         refuse("messages: at least one message is required")
     calls: list[str] = []
+    used: set[str] = set()
     for i, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role == "system":
@@ -82,6 +83,9 @@ def _check_messages(messages: Any) -> None:
         final = i == len(messages) - 1 and role == "assistant"
         _check_blocks(blocks, i, role, final)
         calls = _check_tool_turn(blocks, i, calls)
+        if len(set(calls)) < len(calls) or used & set(calls):
+            refuse(f"messages.{i}: `tool_use` ids must be unique")
+        used |= set(calls)
     if calls:
         refuse(_describe_unanswered(len(messages) - 1, calls))
 

@@ -145,10 +145,11 @@ def _without_blank_text(message: Message) -> Message:
 
 def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
+    ids = CallIds()
     for is_user, parts in all_turns:
         blocks: list[dict[str, Any]] = []
         for part in parts:
-            blocks += _blocks(part)
+            blocks += _blocks(part, ids)
         messages.append({"role": "user" if is_user else "assistant", "content": blocks})
     if messages[-1]["role"] == "assistant":
         _trim(messages[-1]["content"])
@@ -166,18 +167,18 @@ def _path(auth: str, model: str, streams: bool) -> str:
     return "/v1/messages"
 
 
-def _blocks(part_of_turn: TurnPart) -> list[dict[str, Any]]:
+def _blocks(part_of_turn: TurnPart, ids: "CallIds") -> list[dict[str, Any]]:
     if isinstance(part_of_turn, ProviderData):
         return list(part_of_turn.data.get("blocks", ()))
     if isinstance(part_of_turn, PlacedCall):
         call = part_of_turn.call
         arguments = document.arguments_object(call.arguments)
-        return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": arguments}]
+        return [{"type": "tool_use", "id": ids.begin(call.id), "name": call.name, "input": arguments}]
     if isinstance(part_of_turn, Result):
         content = [_block(part) for part in part_of_turn.parts]
         result: dict[str, Any] = {
             "type": "tool_result",
-            "tool_use_id": _id(part_of_turn.called.call.id),
+            "tool_use_id": ids.latest[part_of_turn.called.call.id],
             "content": content,
         }
         if part_of_turn.failed:
@@ -202,9 +203,25 @@ def _block(part: Part) -> dict[str, Any]:
     return block
 
 
-def _id(id_: str) -> str:
-    """Return an id with the characters that Anthropic accepts."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", id_)
+class CallIds:
+    """The ids of a conversation's calls as Anthropic takes them: of its characters, and each only once. Other servers
+    take the ids of an earlier turn again."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, str] = {}
+        """The id that the latest call of each id was sent under."""
+        self._used: set[str] = set()
+
+    def begin(self, id_: str) -> str:
+        """Return the id of the next call, which has this id elsewhere."""
+        accepted = re.sub(r"[^A-Za-z0-9_-]", "_", id_)
+        unused, number = accepted, 1
+        while unused in self._used:
+            number += 1
+            unused = f"{accepted}_{number}"
+        self._used.add(unused)
+        self.latest[id_] = unused
+        return unused
 
 
 def _trim(blocks: list[dict[str, Any]]) -> None:
