@@ -315,6 +315,23 @@ async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runt
     assert (await decision(runtime, await ask(client)))["version"] == choice["version"], "no trial counts twice"
 
 
+async def test_a_worker_that_joins_a_tier_begins_with_its_trials_of_before(
+    runtime: Runtime, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    text = (tmp_path / "pool.toml").read_text()
+    for place, worker in enumerate(("beta", "alpha", "gamma")):
+        for n in range(12):
+            at = runtime.context.now() - 60 + 12 * place + n
+            trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, 0, 0, 0)
+            await runtime.context.store.note_trial(replace(trial, score=float(worker == "beta")))
+    for pool in (text.replace('pool = ["alpha", "beta", "gamma"]', 'pool = ["alpha", "gamma"]', 1), text, text):
+        reload(runtime, tmp_path, pool)
+        await runtime.ratings.look()
+    choice = await decision(runtime, await ask(client, explore=False))
+    assert choice["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
+    assert 'baton_selector_ratings{tier="baton-mini"} 36.0' in runtime.context.telemetry.exposition().decode()
+
+
 async def test_a_change_that_all_tenants_learn_of_is_in_the_log(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,16 @@ from app.core.rating.calibration import Trial, of_worker
 from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.features import features
 from app.core.rating.feedback import Feedback
-from app.core.rating.posterior import Posterior, Rating, digest, fade_posterior, from_json, update_posterior
+from app.core.rating.posterior import (
+    ANSWERING,
+    Posterior,
+    Rating,
+    digest,
+    fade_posterior,
+    from_json,
+    learned_part,
+    update_posterior,
+)
 from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, PublishedPosterior, policy
 from app.core.rating.tenancy import fade_own_part, join_posteriors, update_own_part
 from app.engine.context import EngineContext
@@ -171,6 +180,8 @@ class RatingReader:
         self._context = context
         self._beliefs = beliefs
         self._loaded: dict[str, LoadedRows] = {}
+        self._begun: dict[str, list[Worker]] = {}
+        """The workers of each tier with which all trials were looked through."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set."""
@@ -202,7 +213,7 @@ class RatingReader:
             state = loaded.state
             ratings = await self._new_ratings(state)
             must_fade = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
-            trials = self._trials(tier, state, await self._context.store.trials(state.tried))
+            trials = await self._new_trials(tier, state)
             if not ratings and not trials and not must_fade:
                 return
             number = loaded.number + 1
@@ -337,11 +348,20 @@ class RatingReader:
         workers = self._context.catalog().workers
         return [workers[name] for name in tier.pool]
 
-    def _trials(self, tier: Tier, state: LearningState, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials of the tier's workers that were not worked in yet, in the order of their times."""
+    async def _new_trials(self, tier: Tier, state: LearningState) -> list[Trial]:
+        """The trials of the tier's workers that were not worked in yet, in the order of their times: all that there are
+        of a worker of which nothing is known, since it may have joined the tier after they were made."""
+        workers = self._workers(tier)
+        news = state.tried if self._begun.get(tier.name) == workers else None
+        trials = await self._context.store.trials(news)
+        models = {worker.name: worker.model for worker in workers}
         new_trials: list[Trial] = []
-        for worker in self._workers(tier):
-            new_trials += [trial for trial in of_worker(trials, worker) if trial.at > state.tried]
+        for worker in workers:
+            is_known = learned_part(state.posterior, f"{ANSWERING}{worker.name}", models) in state.posterior.weights
+            since = state.tried if is_known else 0.0
+            new_trials += [trial for trial in of_worker(trials, worker) if trial.at > since]
+        if not new_trials:
+            self._begun[tier.name] = workers
         return sorted(new_trials, key=lambda trial: (trial.at, trial.worker, trial.task))
 
 
