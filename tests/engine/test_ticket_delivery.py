@@ -1,5 +1,5 @@
 """Tickets as they may come: one lets read too little, one comes too early; one comes again, for a step that nobody can
-pay for; one comes when the end has been asked for."""
+pay for; one comes to two engines at the same moment; one comes when the end has been asked for."""
 
 import asyncio
 import logging
@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from app.core.run.events import Kind
 from app.engine.runs.driver import Driver
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import AGAIN, Ticket
+from app.stepqueue.protocol import AGAIN, Live, Ticket
 from app.store.protocol import AppendResult, Entry, Journal, TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.in_process import (
+    LONG_LEASE,
     await_ended_row,
     events,
     finish,
@@ -101,6 +102,49 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
         poor = limits_with(runtime, "baton-mini", usd=1)
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=poor))
         assert (await finish(followed_run)).ended.state.state == "over_budget"
+
+
+def share_queue(patch: pytest.MonkeyPatch, queues: Sequence[MemoryQueue]) -> None:
+    """Give every ticket and every message to all of these queues, as Redis does with one queue of several engines."""
+    ring, publish = MemoryQueue.enqueue, MemoryQueue.publish
+
+    async def ring_everywhere(_queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        for queue in queues:
+            await ring(queue, tickets)
+
+    async def publish_everywhere(_queue: MemoryQueue, address: str, messages: Sequence[Live]) -> None:
+        for queue in queues:
+            await publish(queue, address, messages)
+
+    patch.setattr(MemoryQueue, "enqueue", ring_everywhere)
+    patch.setattr(MemoryQueue, "publish", publish_everywhere)
+
+
+async def test_a_step_whose_ticket_comes_to_two_engines_at_the_same_moment_is_carried_out_once(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of them writes that it takes the step before both are about to."""
+    append, both_are_here = SqlStore.append, asyncio.Barrier(2)
+    takers: list[str] = []
+
+    async def append_together(store: SqlStore, entry: Entry) -> AppendResult:
+        if entry.move is not None and entry.move.verb == "take":
+            takers.append(entry.move.holder)
+            await both_are_here.wait()
+        return await append(store, entry)
+
+    monkeypatch.setattr(SqlStore, "append", append_together)
+    pool = pool_text(stub)
+    async with running_service(tmp_path, pool, LONG_LEASE) as one, running_service(tmp_path, pool, LONG_LEASE) as other:
+        one.drivers.spread = True
+        queues = [runtime.context.queue for runtime in (one, other)]
+        share_queue(monkeypatch, [queue for queue in queues if isinstance(queue, MemoryQueue)])
+        followed_run = await one.runs.start(order(one, "baton-mini"))
+        assert (await finish(followed_run)).ended.error is None
+        journal = kinds(await events(one, followed_run.run))
+        assert len(set(takers)) == len(takers) == 2
+        assert (journal.count(Kind.CALL_INTENDED), journal.count(Kind.STEP_DONE)) == (1, 1)
+    assert len(stub.requests_for("alpha")) == 1
 
 
 @pytest.mark.parametrize("version", [0, AGAIN])
