@@ -419,6 +419,19 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, A
         assert all(label in list_known_labels(metric) for metric, label in labels(query)), query
 
 
+def test_alerts_on_what_happens_seldom_count_the_first_event_too(rules: list[dict[str, Any]]) -> None:
+    """A counter with labels is there from its first event on, and `increase` begins to count behind it: a step that was
+    given up, or a conductor that died, gave no alert until it happened a second time to the same process."""
+    counted = r"(?<!unless )sum(?: by \([a-z, ]+\) |)\(increase\(((baton_\w+)(?:{[^}]*})?)\[(\w+)\]"
+    checked = 0
+    for rule in rules:
+        for series, metric, span in re.findall(counted, rule["expr"].replace("max by", "sum by")):
+            if COUNTERS[metric][1]:
+                assert f"({series} unless {series} offset {span})" in rule["expr"], rule["alert"]
+                checked += 1
+    assert checked == 9
+
+
 def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str, Any]]) -> None:
     """But those that every Python process and every Prometheus has."""
     dashboard = json.loads((DEPLOY / "grafana/baton.json").read_text())
