@@ -78,7 +78,7 @@ def read_decision(events: Sequence[Event]) -> LoggedDecision | None:
     if opened.decision is not None:
         return _selector_decision(events, opened)
     steps = [fact for fact in facts(events, PlanStep) if fact.proposal == opened.proposal]
-    odds = [step.probability for step in steps if step.probability is not None]
+    odds = [step.probability for step in steps if step.probability]  # what has a probability of 0 was not drawn by it
     if steps and len(odds) == len(steps):
         return _model_decision(opened, steps, odds)
     return None

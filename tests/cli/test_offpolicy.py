@@ -160,6 +160,20 @@ async def test_a_plan_that_nobody_approved_did_not_earn_what_the_fallback_did(
     assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
 
 
+async def test_a_choice_without_a_probability_is_counted_and_the_others_are_judged(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that reports the probabilities before its grammar's mask gives what the mask leaves next to none."""
+    async with running_service(tmp_path, pool(stub)) as runtime:
+        await ask(runtime, "baton-ultra", 1.0)
+        stub.always("planner", replace(DRAWN, logprob=-20.0))
+        await ask(runtime, "baton-ultra", 1.0)
+        printed = await output_of(tmp_path, capsys, "--policy", "uniform", "--json")
+        words = await output_of(tmp_path, capsys, "--policy", "uniform")
+    assert json.loads(printed)[0]["rows"] == 1
+    assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
+
+
 async def test_a_run_that_cannot_be_read_is_counted_and_the_others_are_judged(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
