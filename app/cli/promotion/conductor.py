@@ -213,7 +213,8 @@ async def _compare(
     if reason := refusal(versions, "shadowed", args.version):
         raise ConfigInvalid([reason])
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        async for case in shadow_plans.read_cases(archive, args.conductor, now - args.since, now, comparison):
+        since = now - args.since
+        async for case in shadow_plans.read_cases(archive, args.conductor, args.version, since, now, comparison):
             if comparison.plans >= args.limit:
                 break
             shadow_plans.compare(server, args.version, case, comparison)
