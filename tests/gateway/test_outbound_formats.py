@@ -1,5 +1,6 @@
 """Requests of Anthropic's format at workers of each wire format: what those are sent, and what the caller receives."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.conformance.wire_formats import FORMATS
 from tests.harness.in_process import client_of, running_service
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import KEYS, ProviderStub, Reply
+from tests.stubs.record import ReceivedRequest
+from tests.stubs.script import ToolCall
 
 POOL = """
 [providers.stub]
@@ -323,3 +326,30 @@ async def test_bounds_that_a_decoder_does_not_keep_are_told_in_words_and_checked
     assert (sent["properties"], "output_config" in second) == ({"score": {"type": "integer"}}, True)
     calls = [event["body"]["template"] for event in events if event["kind"] == "call.intended"]
     assert calls == ["loosened-1", "loosened-1"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_tool_may_have_a_name_of_128_characters(
+    stub: ProviderStub, tmp_path: Path, name: str, stream: bool
+) -> None:
+    """As those of MCP servers have; some workers take 64 at most."""
+    tool = {"name": "mcp__" + "server" * 20, "input_schema": {"type": "object"}}
+    asked = ASKED | {"tools": [tool], "tool_choice": {"type": "tool", "name": tool["name"]}, "stream": stream}
+
+    def call(received: ReceivedRequest) -> Reply:
+        (name_sent,) = set(re.findall(r"mcp__[a-z0-9_]+", str(received.json)))
+        return Reply(chunks=(), tool_calls=(ToolCall(name_sent, "{}", "c1"),), finish="tool")
+
+    stub.script("alpha", call, Reply())
+    async with serving(stub, tmp_path, name, "tools = true\n") as client:
+        reply = await client.post("/v1/messages", json=asked)
+        [(id_, told)] = re.findall(r'"type":"tool_use","id":"([^"]+)","name":"([^"]+)"', reply.text)
+        assert told == tool["name"]
+        for call_id in (id_, "toolu_1"):  # the run goes on; another run has the call in its conversation
+            called = {"type": "tool_use", "id": call_id, "name": told, "input": {}}
+            result = {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
+            turns = [{"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+            more = {"messages": [*ASKED["messages"], *turns], "tool_choice": {"type": "auto"}}
+            assert (await client.post("/v1/messages", json=asked | more)).status_code == 200
+    assert len(stub.requests) == 3

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
-from app.gateway.anthropic.tools import CacheMark
+from app.gateway.anthropic.tools import CacheMark, ToolName
 from app.gateway.wire.documents import frame_document, unsupported_error
-from app.gateway.wire.parameters import PartOptions, ToolName, WireModel
+from app.gateway.wire.parameters import PartOptions, WireModel
+from app.gateway.wire.tool_names import short_name
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
 
@@ -178,7 +179,7 @@ def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
     if isinstance(block, TextBlock):
         return (Text(block.text),)
     if isinstance(block, ToolReferenceBlock):
-        return (Text(f"The tool {block.tool_name} can be called now."),)
+        return (Text(f"The tool {short_name(block.tool_name)} can be called now."),)
     if isinstance(block, ImageBlock):
         if isinstance(block.source, UrlSource):
             return (Image(block.source.url),)

@@ -52,7 +52,7 @@ def message(end: TurnEnd, stops: Sequence[str]) -> bytes:
     if text:
         content.append({"type": "text", "text": text})
     for call in end.calls:
-        content.append(_tool_use(call.id, call.name) | {"input": orjson.Fragment(call.arguments)})
+        content.append(_tool_use(end.state, call.id, call.name) | {"input": orjson.Fragment(call.arguments)})
     return orjson.dumps(
         _head(end.state)
         | {"content": content, "usage": usage_of(end.bill), "baton": extension(end)}
@@ -128,7 +128,8 @@ def _head(state: RunState) -> dict[str, Any]:
     }
 
 
-def _tool_use(call: str, name: str) -> dict[str, Any]:
+def _tool_use(state: RunState, call: str, name: str) -> dict[str, Any]:
+    name = state.turn.wire.get("names", {}).get(name, name)
     return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
 
 
@@ -186,7 +187,7 @@ class Events:
             frames += self._number_frame(part.at, self._delta({"type": "text_delta", "text": part.text}))
         for delta in self._sequence.take(part.calls):
             if self._open != str(delta.index):
-                frames += self._start(str(delta.index), _tool_use(delta.id, delta.name))
+                frames += self._start(str(delta.index), _tool_use(self._state, delta.id, delta.name))
             if delta.arguments:
                 frames += self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
         return frames

@@ -38,6 +38,7 @@ from app.gateway.wire.parameters import (
     read_fields,
 )
 from app.gateway.wire.response_formats import check
+from app.gateway.wire.tool_names import short_name
 
 IGNORED: Final = (
     *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),
@@ -296,7 +297,7 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
             )
         elif isinstance(block, ToolUseBlock):
             allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
-            calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
+            calls.append(ToolCall(block.id, short_name(block.name), orjson.dumps(block.input).decode()))
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
             allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds such a block")
             parts += parts_of(block, where)

@@ -4,7 +4,7 @@ Everything that `chat/route.py` promises holds here; errors of these routes have
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from app.gateway.anthropic.request import (
     stop_sequences,
     task_of,
 )
+from app.gateway.anthropic.tools import long_names
 from app.gateway.http.bodies import json_body
 from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import Bounds, GatewayContext
@@ -117,9 +118,13 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
     message_request, ignored = read_request(body)
     task = build_task(message_request)
     tier = resolve_tier(context.catalog(), caller.key, message_request.model)
+    wire: dict[str, Any] = {"format": "messages"}
+    names = long_names(message_request.tools)
+    if names:
+        wire["names"] = names
     options = RequestOptions(
         model=message_request.model,
-        wire={"format": "messages"},
+        wire=wire,
         effort=effort_of(message_request),
         extension=message_request.baton,
         streams=message_request.stream,

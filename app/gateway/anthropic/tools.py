@@ -8,9 +8,12 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.errors import InvalidRequest
-from app.gateway.wire.parameters import ToolName, ToolText, WireModel
+from app.gateway.wire.parameters import ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
+from app.gateway.wire.tool_names import short_name
 
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+"""The name of a tool, as Anthropic allows it. Workers get a `short_name`."""
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
     "auto": "auto",
     "any": "required",
@@ -173,12 +176,17 @@ def toolbox_of(
     tools: list[Tool] = []
     for tool in requested:
         if not tool.defer_loading or tool.name in named_tools:
-            tools.append(Tool(tool.name, tool.description or "", tool.input_schema, tool.strict or False))
+            tools.append(Tool(short_name(tool.name), tool.description or "", tool.input_schema, tool.strict or False))
     allow(bool(tools), "tools", "one of them at least must not be deferred")
     if choice is None:
         return Toolbox(tuple(tools))
     allow(choice.type != "tool" or chosen_name in names, "tool_choice.name", "it names none of the tools")
-    return Toolbox(tuple(tools), CHOICES[choice.type], chosen_name, not choice.disable_parallel_tool_use)
+    return Toolbox(tuple(tools), CHOICES[choice.type], short_name(chosen_name), not choice.disable_parallel_tool_use)
+
+
+def long_names(requested: Iterable[WireTool | KnownTool]) -> dict[str, str]:
+    """Return the names that workers know by shorter ones, by those."""
+    return {short_name(tool.name): tool.name for tool in requested if short_name(tool.name) != tool.name}
 
 
 def allow(allowed: bool, param: str, reason: str) -> None:

@@ -5,7 +5,6 @@ a tool that takes free text. How the caller spelled a tool stands beside it in t
 reply, of any process, spells it so again.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -28,10 +27,10 @@ from app.gateway.responses.tool_search import (
 from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import MOST_TOOLS, ToolName, ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
+from app.gateway.wire.tool_names import short_name
 
 MOST_LISTED: Final = 1_024
 """Entries of `tools`, deferred ones among them."""
-NAME_LENGTH: Final = 64
 Kind = Literal["function", "custom", "search"]
 TYPES: Final[Mapping[Kind, str]] = {
     "function": "function_call",
@@ -170,10 +169,7 @@ def flat(namespace: str | None, name: str) -> str:
     if namespace is None or namespace == name:
         return name
     separator = "" if namespace.endswith("_") else "__"
-    joined = f"{namespace}{separator}{name}"
-    if len(joined) <= NAME_LENGTH:
-        return joined
-    return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+    return short_name(f"{namespace}{separator}{name}")
 
 
 def toolbox_of(

@@ -375,7 +375,7 @@ WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MOST_TOOLS: Final = 128
 """The most tools on offer at once."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""The name of a tool or of a schema, as OpenAI and Anthropic allow it."""
+"""The name of a tool or of a schema, as OpenAI allows it."""
 ToolText = Annotated[str, StringConstraints(max_length=65_536)]
 """The description of a tool, or the grammar of its text."""
 
