@@ -283,6 +283,16 @@ async def test_beside_tools_a_conversation_is_reserved_once_and_an_image_as_an_i
     assert 5_000 + PER_IMAGE <= call["tokens_held"] - call["max_tokens"] < 5_500 + PER_IMAGE
 
 
+async def test_a_conversation_that_is_too_long_for_the_worker_that_can_be_paid_is_to_be_shortened(
+    runtime: Runtime, stub: ProviderStub
+) -> None:
+    stub.script("beta", Fail(status=400, code="context_length_exceeded", message="The maximum context length is 8"))
+    outcome, _, calls = await run(runtime, "single", usd=3_000)
+    assert ([call["worker"] for call in calls], outcome.ended.state.state) == (["beta"], "failed")
+    assert outcome.ended.error is not None
+    assert outcome.ended.error.public_code == "context_length_exceeded"
+
+
 async def test_a_conductor_that_cannot_be_paid_is_not_asked(runtime: Runtime, stub: ProviderStub) -> None:
     outcome, opened_plans, [call] = await run(runtime, "planned", usd=700)
     assert ([plan["mode"] for plan in opened_plans], stub.requests_for("planner")) == (["first", "fallback"], [])

@@ -51,6 +51,8 @@ UNPAID = "over_budget"
 NOT_APPROVED = "not_approved"
 """The reason of a worker that no approval names."""
 NO_LOGPROBS = "tells no log-probabilities"
+TOO_LONG = "the conversation is longer than its context"
+"""The reason of a worker that could take a shorter request; others come before it."""
 PINNED = "another worker is pinned by the request"
 NOT_ALLOWED = "not in the request's allow list"
 DENIED = "in the request's deny list"
@@ -272,7 +274,7 @@ def _find_missing_ability(worker: Worker, needs: Needs) -> str | None:
     if needs.tools and not worker.card.tools:
         return "cannot call tools"
     if needs.context >= worker.card.context:
-        return "the conversation is longer than its context"
+        return TOO_LONG
     return None
 
 

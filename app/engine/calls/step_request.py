@@ -402,12 +402,16 @@ class Candidates:
         return max(seconds_left - most_left, 0.0)
 
     def error(self, choice: WorkerChoice) -> str:
-        """Return the code of the error with which the step fails when that choice is none."""
-        if self._unpaid and self._attempts_left > 0:
+        """Return the code of the error with which the step fails when that choice is none.
+
+        A conversation that is too long for a worker counts before the money that others lack: a shorter one helps both.
+        """
+        summary = _summary(self._errors)
+        if self._unpaid and self._attempts_left > 0 and summary != RunTooLong.code:
             return RunOverBudget.code
         if choice.lacks_time:
             return NO_TIME
-        return _summary(self._errors)
+        return summary
 
     def retry_after(self, error: str, seconds_left: float) -> float | None:
         """Return the seconds until the first worker can be called again, if the step fails with that error because of

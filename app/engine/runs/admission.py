@@ -235,6 +235,12 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
         choice = exclude_unpriced(choice)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
+        if TOO_LONG in choice.excluded.values():
+            raise InvalidRequest(
+                "The prompt is too long: it exceeds the maximum context length of every worker that could take it. "
+                f"Shorten or compact the conversation, or choose another tier. {reasons[:2000]}",
+                code=RunTooLong.code,
+            )
         raise InvalidRequest(
             f"No worker of this tier may take the request. {reasons[:2000]}",
             param=choice.blamed,
