@@ -241,6 +241,16 @@ def test_events_are_noted_once_for_those_who_asked() -> None:
     assert other.take_messages() == []
 
 
+def test_a_reader_that_falls_behind_misses_no_event() -> None:
+    """Text comes later in a larger piece; an event would not come at all."""
+    audience = Audience(RUN)
+    slow = Subscriber(audience, notes=True, room=1)
+    audience.receive(LIVE, words("Four "))
+    audience.note(journal_of(RUN, TEXTS)[:6])
+    events = [event.kind for event in slow.take_messages() if isinstance(event, StepEvent)]
+    assert events == ["plan.step", "plan.step", "plan.accepted"]
+
+
 class Wire:
     """A queue that keeps what it is told."""
 

@@ -230,7 +230,7 @@ class Audience:
             message = step_event(event)
             if message is not None:
                 for listener in listeners:
-                    listener.mailbox.put(message)
+                    listener.mailbox.push(message)
 
     # -- the end
 

@@ -60,7 +60,7 @@ class Mailbox(Generic[T]):
         return True
 
     def push(self, item: T) -> None:
-        """Add an item beyond the bound: for the few that must arrive, such as an end."""
+        """Add an item beyond the bound: for the few that must arrive, such as an end and the events of steps."""
         self._items.append(item)
         if self._waiting is not None:
             _wake(self._waiting)
