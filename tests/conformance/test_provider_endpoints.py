@@ -227,12 +227,18 @@ async def test_a_plan_is_asked_for_again_at_the_other_endpoint(tmp_path: Path) -
         environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
         async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
             answer = (await ask(client)).json()
-            calls = bodies_of(await events(runtime, answer["baton"]["run"]), Kind.CALL_INTENDED)
+            run = answer["baton"]["run"]
+            [proposal] = (await client.get(f"/v1/runs/{run}")).json()["proposals"]
+            calls = bodies_of(await events(runtime, run), Kind.CALL_INTENDED)
             workers = list(runtime.pool.catalog().workers.values())
             assert runtime.pool.health.ejected_workers(workers) == {}
         assert answer["choices"][0]["message"]["content"] == "Hello there."
         assert not answer["baton"]["degraded"]
         assert [(call["n"], call["endpoint"]) for call in calls] == [(None, "east"), (None, "west"), (0, "west")]
+        assert [(call["endpoint"], call["outcome"]) for call in proposal["attempts"]] == [
+            ("east", "error"),
+            ("west", "ok"),
+        ]
 
 
 async def test_a_plan_that_broke_off_is_not_asked_for_again_at_the_other_endpoint(tmp_path: Path) -> None:

@@ -181,7 +181,6 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
             embedding_calls.append(_attempt(at, intent, run_facts.finished))
         else:
             calls.append(_attempt(at, intent, run_facts.finished))
-    own_calls = [call for call in calls if call["id"] == proposal.call]
     return {
         "number": proposal.number,
         "mode": proposal.mode,
@@ -196,7 +195,7 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
         "order": order,
         "steps": [fact.n for fact in plan_steps],
         "probabilities": {str(fact.n): fact.probability for fact in plan_steps},
-        "attempts": own_calls or calls,
+        "attempts": calls,
         "embedding_attempts": embedding_calls,
     }
 
