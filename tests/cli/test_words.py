@@ -65,6 +65,15 @@ def test_a_replaced_worker_is_explained() -> None:
     )
 
 
+def test_a_worker_is_not_replaced_after_its_calls_that_went_well() -> None:
+    answers = [
+        {"worker": "a", "error": None, "outcome": "ok"},
+        {"worker": "a", "error": "worker_timeout", "outcome": "error"},
+    ]
+    step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": answers}
+    assert run_words.choice(step) == "b took over from a after worker_timeout", "it had called tools before"
+
+
 def test_a_worker_that_was_passed_over_is_explained() -> None:
     call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
     step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}

@@ -255,9 +255,8 @@ def _replacement_reason(step: Record, planned_worker: str) -> str:
     failures: list[str] = []
     reasons: list[str] = []
     for call in step["attempts"]:
-        failure = call["error"] or call["outcome"]
-        if call["worker"] == planned_worker and failure:
-            failures.append(failure)
+        if call["worker"] == planned_worker and call["outcome"] not in (None, "ok"):
+            failures.append(call["error"] or call["outcome"])
         reasons += [worker["reason"] for worker in call.get("passed_over", []) if worker["worker"] == planned_worker]
     if failures:
         return f" after {', '.join(failures)}"
