@@ -49,7 +49,7 @@ from tests.harness.in_process import (
 )
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 APPROVAL = """
 [tiers.baton-mini.approval]
@@ -413,6 +413,29 @@ async def test_a_worker_within_the_price_answers_when_nobody_has_approved_a_plan
         row = await await_ended_row(runtime.context.store, run)
         assert (row.state, row.error) == ("succeeded", None)
         assert [request.json["model"] for request in stub.requests] == ["gamma"]
+
+
+async def test_a_plan_that_nobody_approved_in_time_is_called_so_whatever_becomes_of_its_run(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """Not cancelled with the run later; and where another plan needs an approval as well, none was used."""
+    stub.always("*", Hang())
+    gamma = {"plan": {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}}
+    rules = 'workers = ["gamma"]\nseconds = 0.05\non_expiry = "fallback-plan"'
+    async with running_service(tmp_path, pool(stub, rules)) as runtime, client_of(runtime) as caller:
+        run = (await waiting(caller, baton=gamma))["baton"]["run"]
+        await until(lambda: bool(stub.requests))
+        assert (await caller.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
+        assert (await caller.get(f"/v1/approvals/{run}")).json()["status"] == "expired"
+        words = (await caller.get(f"/v1/runs/{run}/explain")).json()["text"]
+        assert "Nobody decided in time, so the plan was not used." in words
+    (tmp_path / "other").mkdir()
+    rules = 'above_usd = 0\nseconds = 0.05\non_expiry = "fallback-plan"'
+    async with running_service(tmp_path / "other", pool(stub, rules)) as runtime, client_of(runtime) as caller:
+        run = (await waiting(caller, baton=gamma))["baton"]["run"]
+        assert (await await_ended_row(runtime.context.store, run)).error == "approval_expired"
+        words = (await caller.get(f"/v1/runs/{run}/explain")).json()["text"]
+        assert "another plan was used" not in words
 
 
 async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_without_a_price(

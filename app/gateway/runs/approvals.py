@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
-from app.core.run.approvals import find_decision
+from app.core.run.approvals import EXPIRED, find_decision
 from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import fold
@@ -249,7 +249,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         "tier": row.tier,
         "labels": sorted(state.admitted.labels),
         "state": row.state,
-        "status": _status(state, decision),
+        "status": _status(state, proposal, decision),
         "digest": question.digest,
         "plan_digest": question.plan,
         "task": state.admitted.task,
@@ -287,14 +287,14 @@ def _list_shown_refs(
     return refs
 
 
-def _status(state: RunState, decision: TimedDecision | None) -> str:
+def _status(state: RunState, proposal: Proposal, decision: TimedDecision | None) -> str:
     if decision is not None:
         if isinstance(decision[1], RunApproved):
             return "approved"
         return "refused"
     if state.state == WAITING:
         return "waiting"
-    if state.state == "cancelled":
+    if state.state == "cancelled" and EXPIRED not in proposal.reasons:
         return "cancelled"
     return "expired"
 

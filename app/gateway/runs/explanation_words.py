@@ -51,7 +51,7 @@ ORIGINS: Final[Mapping[str, str]] = {
 DECISIONS: Final[Mapping[str | None, str]] = {
     "approved": "It was approved",
     "refused": "It was refused",
-    "expired": "Nobody decided in time, so another plan was used",
+    "expired": "Nobody decided in time, so the plan was not used",
     None: "Nobody decided before the run ended",
 }
 EXCLUDED_BY: Final[Mapping[str, str]] = {
