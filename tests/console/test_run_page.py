@@ -21,7 +21,7 @@ from app.console.step_pane import why_no_alternatives
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
-from tests.harness.in_process import plan, script_answers
+from tests.harness.in_process import plan, plan_text, script_answers
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall
@@ -126,6 +126,22 @@ async def test_the_cursor_shows_the_run_as_it_was(
     assert "The better answer." in last[1]
     for wrong in ("t=nan&step=%22%3E", "t=x&step=plan:x&by=%3Cb%3E", "t=-1&step=99"):
         await page_of(browser, f"/console/runs/{run}?{wrong}")
+
+
+async def test_a_run_has_as_many_steps_on_its_page_as_in_the_list(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    """Those of a plan that was rejected are shown in the graph, and not counted."""
+    script_answers(stub)
+    rejected = plan_text((0, "Think about it", ["user"]), (1, "Answer it", ["user", 7]))
+    accepted = Reply(chunks=(plan_text((1, "Answer it", ["user"])),))
+    stub.script("planner", Reply(chunks=(rejected[:-30], rejected[-30:]), gap=0.1), accepted)
+    body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    reply = await client.post("/v1/chat/completions", json=body)
+    graph = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}/graph")).json()
+    assert len([node for node in graph["nodes"] if node["kind"] == "step"]) == 2
+    for address in (f"/console/runs/{reply.headers['x-baton-run']}", "/console/runs"):
+        assert "single, 1 step " in (await page_of(browser, address))[1]
 
 
 @pytest.mark.long
