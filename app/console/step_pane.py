@@ -98,10 +98,10 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
 def version(views: Data, step: int) -> list[Any] | None:
     """Return a mark of a step as it is now: its content is the same until the mark changes. None if the views have no
     such step."""
-    if all(node["number"] != step for node in steps(views)):
+    now = next((record for record in views["state"]["steps"] if record["n"] == step), None)
+    if now is None:
         return None
-    now = next(record for record in views["run"]["steps"] if record["n"] == step)
-    return [now["state"], len(now["attempts"]), len(now["exchanges"])]
+    return [now["state"], len(now["calls"]), now["tool_calls"]]
 
 
 def content(views: Data, number: int) -> dict[str, Any]:

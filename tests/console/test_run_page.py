@@ -180,10 +180,14 @@ async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
     message, address = reply_body["choices"][0]["message"], f"/console/runs/{reply_body['baton']['run']}?step=0"
     _, text = await page_of(browser, address)
     assert 'whose results have not come yet. calls weather({"city": "Bonn"})' in text
+    before = (await client.get(f"/v1/runs/{reply_body['baton']['run']}/state")).json()["seconds"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "It rains."}
     await client.post("/v1/chat/completions", json={**body, "messages": [*body["messages"], message, result]})
     _, text = await page_of(browser, address)
     assert 'calls weather({"city": "Bonn"}) tool It rains. Answer Take a coat.' in text
+    _, text = await page_of(browser, f"{address}&t={before}")
+    assert 'whose results have not come yet. calls weather({"city": "Bonn"})' in text
+    assert "It rains." not in text, "the results had not come at that instant"
 
 
 @pytest.mark.long

@@ -272,8 +272,8 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
         """The run as it is now, and its state, graph and timeline at the instant, all of one reading of the journal.
 
         The present of a run that goes on is its latest event here, so that the reply changes only when something
-        happens. With `step` it has that step in full, for keys with `audit:read`, and the explanation of the run; if
-        there is no such step, both are null.
+        happens. With `step` it has that step in full as it was then, for keys with `audit:read`, and the explanation
+        of the run as it is now; if there was no such step, both are null.
         """
         journal = await run.store.journal(run.row.id)
         at = views.at_instant(journal, options, now=journal.events[-1].at)
@@ -286,7 +286,8 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
             await reads.note_foreign(context, run.caller, run.row, "graph")
         step_parts = {"step": None, "explanation": None}
         if options.step is not None and options.step in at.state.steps:
-            step_parts = await _read_step_parts(context, run, journal, state, run_record, options.step)
+            read_run = explanation.ReadRun(run.row, journal, state, run_record)
+            step_parts = await _read_step_parts(context, run, at, read_run, options.step)
         administration = context.store.administration_of(run.caller.tenant)
         return json_reply(
             {
@@ -544,16 +545,16 @@ async def _record_of(run: VisibleRun, journal: Journal, state: RunState) -> dict
 
 
 async def _read_step_parts(
-    context: GatewayContext, run: VisibleRun, journal: Journal, state: RunState, run_record: dict[str, Any], n: int
+    context: GatewayContext, run: VisibleRun, at: Instant, read_run: explanation.ReadRun, n: int
 ) -> dict[str, Any]:
-    """Return a step in full, null without the scope for it, with the explanation of the run."""
+    """Return a step in full as it was at an instant, null without the scope for it, with the explanation of the run as
+    it is now."""
     step = None
     if run.caller.may("audit:read"):
-        step = await audit.step_in_full(run.store, state, journal.events, n)
+        step = await audit.step_in_full(run.store, at.state, at.events, n)
         await reads.note(context, run.caller, run.row, f"step:{n}")
     if run.may_read:
         await reads.note_foreign(context, run.caller, run.row, "reasons")
-    read_run = explanation.ReadRun(run.row, journal, state, run_record)
     explained = await explanation.explain_read(run.store, context.store, read_run, content=run.may_read)
     return {"step": step, "explanation": explained}
 
