@@ -55,6 +55,10 @@ def task(question: str, expected: int) -> dict[str, Any]:
     return {"id": 1, "question": question, "grader": {"kind": "numeric", "expected": expected}}
 
 
+def regex(pattern: str) -> str:
+    return json.dumps({"kind": "regex", "pattern": pattern})
+
+
 async def feedback_of(runtime: Runtime, run: str) -> list[Feedback]:
     return list(await runtime.context.store.feedback(run))
 
@@ -92,6 +96,36 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     assert sorted(rating.score or 0.0 for rating in await feedback_of(runtime, right)) == [0.0, 1.0], (
         "another rule, another rating"
     )
+
+
+async def test_several_rules_of_one_kind_for_a_run_are_one_rating_with_their_mean(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one source the latest rating counts, so that one of the rules would not."""
+    run = await ask(runtime)
+    rules = [argument for pattern in ("6", "7", "8", "6") for argument in ("--grader", regex(pattern))]
+    for _ in range(2):
+        ratings = await run_grade(tmp_path, capsys, *rules, "--grader", '{"kind": "numeric", "expected": 6}')
+        assert {rating["source"]: rating["score"] for rating in ratings} == {
+            "regex": pytest.approx(1 / 3),
+            "numeric": 1,
+        }
+    assert sorted((rating.source, rating.score or 0.0) for rating in await feedback_of(runtime, run)) == [
+        ("numeric", 1.0),
+        ("regex", pytest.approx(1 / 3)),
+    ]
+
+
+async def test_a_rating_has_the_time_when_it_was_stored(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Selectors learn no rating that comes more than some seconds later than its time says."""
+    run = await ask(runtime)
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
+    times = iter((2e9, 2e9 + 60))
+    options = parse(["grade", "--grader", regex("6"), "--json"])
+    assert await asyncio.to_thread(grade.run, options, environ, lambda: next(times)) == 0
+    assert [rating.at for rating in await feedback_of(runtime, run)] == [2e9 + 60]
 
 
 @pytest.mark.long

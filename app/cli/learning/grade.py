@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import orjson
@@ -88,7 +89,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     storage.print_database(settings)
-    report = event_loop.run(_rate(settings, args, rules, now()))
+    report = event_loop.run(_rate(settings, args, rules, now))
     if args.json:
         terminal.print_json([_record(rating) for rating in report.ratings])
     else:
@@ -122,22 +123,22 @@ def _plain(text: str) -> str:
 # -- runs
 
 
-async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now: float) -> GradedRuns:
-    report = GradedRuns()
+async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now: Callable[[], float]) -> GradedRuns:
+    report, began_at = GradedRuns(), now()
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
     async with storage.open_configured_store(settings) as store:
         later: dict[str, EndedRun] = {}
-        async for ended_run in _runs(store, args, report, now):
+        async for ended_run in _runs(store, args, report, began_at):
             if rules:
-                await _grade(store, ended_run, by_question, report, now)
+                await _grade(store, ended_run, by_question, report)
             if args.signs and ended_run.asks_for_answer:
-                report.ratings += _signs(ended_run, later.get(ended_run.row.key), now)
+                report.ratings += _signs(ended_run, later.get(ended_run.row.key))
                 later[ended_run.row.key] = ended_run
         if not args.dry_run:
-            for rating in report.ratings:
-                await store.rate(rating)
+            for rating in report.ratings:  # selectors do not learn one whose time is some seconds ago
+                await store.rate(replace(rating, at=now()))
     return report
 
 
@@ -169,9 +170,10 @@ async def _read_run(store: Store, row: RunRow) -> EndedRun:
 
 
 async def _grade(
-    store: Store, ended_run: EndedRun, rules: Mapping[str | None, Sequence[Rule]], report: GradedRuns, now: float
+    store: Store, ended_run: EndedRun, rules: Mapping[str | None, Sequence[Rule]], report: GradedRuns
 ) -> None:
-    """Grade a run's answer by the rules for its question and by those for every run."""
+    """Grade a run's answer by the rules for its question and by those for every run. Those of one kind make one rating,
+    the mean of their scores: a kind is a source, of which the latest rating counts."""
     row = ended_run.row
     fitting = list(rules.get(None, ()))
     if ended_run.question is not None:
@@ -190,10 +192,14 @@ async def _grade(
     if answer is None:
         report.skip_counts["its content was erased"] += 1
         return
+    scores: dict[str, dict[str, float]] = {}
     for rule in fitting:
         grade = await asyncio.to_thread(rule.grader.grade, answer)
-        rating = _feedback(row, now, kind="grader", source=rule.grader.kind, version=grading.VERSION)
-        report.ratings.append(identify(replace(rating, score=grade.score), rule=rule.grader_text))
+        scores.setdefault(rule.grader.kind, {})[rule.grader_text] = grade.score
+    for kind, by_rule in scores.items():
+        rating = _feedback(row, kind="grader", source=kind, version=grading.VERSION)
+        rule_texts = "\0".join(sorted(by_rule))
+        report.ratings.append(identify(replace(rating, score=fmean(by_rule.values())), rule=rule_texts))
 
 
 async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
@@ -206,7 +212,7 @@ async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
     return bodies[end.answer].decode("utf-8", "replace")
 
 
-def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
+def _signs(ended_run: EndedRun, later: EndedRun | None) -> Iterator[Feedback]:
     """Yield the signs in what the caller did with a run. `later` is the next run of the same key."""
     row = ended_run.row
     names = [sign(ended_run.events)]
@@ -216,13 +222,13 @@ def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[
             names.append("regenerated")
     for name in names:
         if name:
-            rating = _feedback(row, now, kind="implicit", source=name, version=SIGNS)
+            rating = _feedback(row, kind="implicit", source=name, version=SIGNS)
             yield identify(replace(rating, label=name))
 
 
-def _feedback(row: RunRow, now: float, *, kind: Literal["grader", "implicit"], source: str, version: str) -> Feedback:
-    """Return feedback on a run that no key of a caller has given, still without its id and its verdict."""
-    return Feedback(id="", run=row.id, tenant=row.tenant, key="", at=now, kind=kind, source=source, version=version)
+def _feedback(row: RunRow, *, kind: Literal["grader", "implicit"], source: str, version: str) -> Feedback:
+    """Return feedback on a run that no key of a caller has given, still without its id, its verdict and its time."""
+    return Feedback(id="", run=row.id, tenant=row.tenant, key="", at=0.0, kind=kind, source=source, version=version)
 
 
 # -- printing
