@@ -311,6 +311,26 @@ async def test_tools_that_anthropic_describes_are_functions_to_workers(
     assert commands == ["view", "create", "str_replace", "insert", "delete", "rename"]
 
 
+async def test_of_many_deferred_tools_those_that_were_found_last_are_offered(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """A worker is offered 128 at once, as on the other routes."""
+    deferred = [ADD | {"name": f"tool{n}", "defer_loading": True} for n in range(300)]
+    turns: list[dict[str, Any]] = []
+    for first in (0, 100):  # the second search finds some of them again
+        found = [{"type": "tool_reference", "tool_name": f"tool{n}"} for n in range(first, first + 110)]
+        search = {"type": "tool_use", "id": f"toolu_{first}", "name": "add", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": search["id"], "content": found}
+        turns += [{"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
+    stub.always("alpha", Reply())
+    request_body = ASKED | {"messages": [*ASKED["messages"], *turns], "tools": [ADD, *deferred]}
+    assert (await client.post("/v1/messages", json=request_body)).status_code == 200
+    offered = [tool["function"]["name"] for tool in latest_request(stub, "alpha")["tools"]]
+    assert offered == ["add", *(f"tool{n}" for n in range(83, 210))]
+    refused = await client.post("/v1/messages", json=ASKED | {"tools": [ADD | {"name": f"t{n}"} for n in range(129)]})
+    assert (refused.status_code, "128" in refused.json()["error"]["message"]) == (400, True)
+
+
 def test_they_have_the_arguments_that_the_official_client_reads() -> None:
     for command in typing.get_args(typing.get_args(beta.BetaMemoryTool20250818Command)[0]):
         field_names = set(command.model_fields)

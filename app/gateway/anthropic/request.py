@@ -28,7 +28,7 @@ from app.gateway.anthropic.blocks import (
 )
 from app.gateway.anthropic.tools import KNOWN, AnyTool, CacheMark, ToolChoice, allow, toolbox_of
 from app.gateway.wire.parameters import (
-    MOST_TOOLS,
+    MOST_LISTED,
     BatonOptions,
     PartOptions,
     WireModel,
@@ -114,7 +114,7 @@ class TokenCountRequest(WireModel):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=2_048, fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(max_length=512, fail_fast=True)] | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MOST_TOOLS, fail_fast=True)] = []
+    tools: Annotated[list[AnyTool], Field(max_length=MOST_LISTED, fail_fast=True)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.errors import InvalidRequest
-from app.gateway.wire.parameters import ToolText, WireModel
+from app.gateway.wire.parameters import MOST_TOOLS, ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
 from app.gateway.wire.tool_names import short_name
 
@@ -154,7 +154,8 @@ def toolbox_of(
     """Return the tools on offer and how they are to be used; `references` are the tools that results refer to, each
     with its place.
 
-    A deferred tool is offered once a result has referred to it, or where it must be called. Raises `InvalidRequest`.
+    A deferred tool is offered once a result has referred to it, or where it must be called. Where all would be more
+    than `MOST_TOOLS`, those that were referred to first give way. Raises `InvalidRequest`.
     """
     if not requested:
         allow(choice is None or choice.type in ("auto", "none"), "tool_choice", "there are no tools to choose from")
@@ -169,13 +170,19 @@ def toolbox_of(
     chosen_name = ""
     if choice is not None and choice.type == "tool":
         chosen_name = choice.name or ""
-    named_tools = {chosen_name}
+    always = {tool.name for tool in requested if not tool.defer_loading or tool.name == chosen_name}
+    found_names: dict[str, None] = {}
     for name, where in references:
         allow(name in names, where, "it refers to a tool that is not among tools")
-        named_tools.add(name)
+        found_names.pop(name, None)
+        if name not in always:
+            found_names[name] = None
+    allow(len(always) <= MOST_TOOLS, "tools", f"at most {MOST_TOOLS} of them may be on offer at once; defer some")
+    surplus = max(len(always) + len(found_names) - MOST_TOOLS, 0)
+    offered = always.union(list(found_names)[surplus:])
     tools: list[Tool] = []
     for tool in requested:
-        if not tool.defer_loading or tool.name in named_tools:
+        if tool.name in offered:
             tools.append(Tool(short_name(tool.name), tool.description or "", tool.input_schema, tool.strict or False))
     allow(bool(tools), "tools", "one of them at least must not be deferred")
     if choice is None:

@@ -15,7 +15,6 @@ from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import pair_outputs
 from app.gateway.responses.input import Item, conversation, find_loaded_tools
 from app.gateway.responses.tools import (
-    MOST_LISTED,
     AllowedTools,
     AnyTool,
     Choice,
@@ -25,6 +24,7 @@ from app.gateway.responses.tools import (
     toolbox_of,
 )
 from app.gateway.wire.parameters import (
+    MOST_LISTED,
     RESPONSES,
     BatonOptions,
     Effort,

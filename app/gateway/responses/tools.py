@@ -29,8 +29,6 @@ from app.gateway.wire.parameters import MOST_TOOLS, ToolName, ToolText, WireMode
 from app.gateway.wire.response_formats import check_parameters
 from app.gateway.wire.tool_names import short_name
 
-MOST_LISTED: Final = 1_024
-"""Entries of `tools`, deferred ones among them."""
 Kind = Literal["function", "custom", "search"]
 TYPES: Final[Mapping[Kind, str]] = {
     "function": "function_call",

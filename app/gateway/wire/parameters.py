@@ -374,6 +374,8 @@ Label = Annotated[str, StringConstraints(pattern=LABEL_FORM)]
 WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MOST_TOOLS: Final = 128
 """The most tools on offer at once."""
+MOST_LISTED: Final = 1_024
+"""Entries of `tools`, where deferred ones are among them."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """The name of a tool or of a schema, as OpenAI allows it."""
 ToolText = Annotated[str, StringConstraints(max_length=65_536)]
