@@ -53,6 +53,7 @@ NEXT_STEPS: Final = {
     "insufficient_quota": "An operator can raise the budget, or wait for its next window.",
     "no_eligible_worker": "Take away a label or a tool, or choose another tier: the policy lets no worker of this one "
     "take the request.",
+    "context_length_exceeded": "Shorten the conversation, or choose another tier.",
     "insufficient_scope": "Sign in with a key that has the scope runs:write.",
     "model_not_found": "Choose another tier: this key may not use that one.",
     "plan_outdated": "Make the plan anew from its request.",

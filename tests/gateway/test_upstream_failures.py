@@ -78,6 +78,17 @@ async def test_one_worker_that_may_answer_later_decides(stub: ProviderStub, tmp_
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+async def test_a_conversation_that_is_known_to_be_too_long_for_every_worker_is_to_be_shortened(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    words = [{"role": "user", "content": "word " * 200_000}]
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
+        refused = await client.post("/v1/chat/completions", json=chat_body() | {"messages": words})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "alpha: the conversation is longer than its context" in refused.json()["error"]["message"]
+    assert not stub.requests
+
+
 async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("alpha", Reply(chunks=()))
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:

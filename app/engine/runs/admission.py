@@ -20,6 +20,7 @@ from app.core.plan.workflow import Step
 from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
 from app.core.pool.catalog import Amount, Catalog, Limits, Tier, Worker
 from app.core.pool.policy import (
+    TOO_LONG,
     Eligible,
     Overrides,
     exclude_by_request,
@@ -42,7 +43,7 @@ from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY
 from app.core.run.visibility import label_refusals_of_plan
 from app.engine.context import EngineContext
-from app.errors import InvalidRequest, NotFound, PlanRejected
+from app.errors import InvalidRequest, NotFound, PlanRejected, RunTooLong
 from app.store.protocol import (
     BRIEF,
     FIRST_REVISION,
