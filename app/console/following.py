@@ -18,6 +18,7 @@ from app.console.live import changed_regions
 from app.console.pages import Pages
 from app.console.request_form import Refusal
 from app.core.run.kinds import ENDED
+from app.errors import LeaseLost, Overloaded
 
 SHOWN_CHARS: Final = 100_000
 """Characters of an answer that the page shows; it says how many are left out."""
@@ -63,7 +64,8 @@ class FollowedRun:
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[AsyncIterator[Event]]:
-        """Yield the events of the run's stream, and note them here."""
+        """Yield the events of the run's stream, and note them here. Raises `ApiError` where the service stops, or is
+        overloaded."""
         async with aclosing(self._events()) as events:
             yield events
 
@@ -99,6 +101,8 @@ class FollowedRun:
                     return
                 await self._wait_for_decision()
             except ApiError as error:
+                if error.status == Overloaded.status:  # the run goes on: its page is to connect again
+                    raise
                 self._refusal = request_form.refusal(error)
                 yield Event("", "error", self._refusal.message)
                 return
@@ -111,13 +115,16 @@ class FollowedRun:
         self._is_changed = True
 
     def _take_event(self, event: Event) -> None:
-        """Take one event of the stream."""
+        """Take one event of the stream. Raises `ApiError` for a stream that ends because this process stops."""
         if not event.data or event.data == END_OF_STREAM:
             return
         body = orjson.loads(event.data)
         self._is_changed = self._is_changed or "error" in body or "baton" in body
         if "error" in body:
-            self._refusal = request_form.refusal(ApiError(200, body))
+            error = ApiError(200, body)
+            if error.code == LeaseLost.code:
+                raise ApiError(LeaseLost.status, body)
+            self._refusal = request_form.refusal(error)
             return
         for choice in body.get("choices", ()):
             self._add_delta(choice.get("delta", {}))

@@ -9,9 +9,12 @@ import orjson
 import pytest
 
 from app.console import following
-from app.console.api import Event, Session
+from app.console.api import ApiError, Event, Session
 from app.console.following import FollowedRun
+from app.console.live import END, Live
 from app.console.pages import Pages
+from app.errors import LeaseLost, Overloaded
+from tests.console.test_live import receive_in_browser
 
 
 class TwoCalls:
@@ -81,3 +84,37 @@ async def test_an_answer_is_shown_as_it_comes_after_an_approval(monkeypatch: pyt
         async for _event in events:
             words.append((await followed_run.view())["words"])
     assert words == ["", "", "Yes", "Yes.", "Yes."]
+
+
+class Restarting:
+    """An API that stops in the middle of an answer: it ends the stream, or takes no further ones."""
+
+    def __init__(self, *, is_stopped: bool) -> None:
+        self.is_stopped = is_stopped
+
+    async def get(self, session: Session, path: str) -> dict[str, Any]:
+        return {"state": "running", "nodes": [], "edges": []}
+
+    @asynccontextmanager
+    async def events(self, session: Session, path: str) -> AsyncIterator[AsyncIterator[Event]]:
+        async def chunks() -> AsyncIterator[Event]:
+            if self.is_stopped:
+                raise ApiError(Overloaded.status, {"error": {"code": Overloaded.code}})
+            yield Event("", "", orjson.dumps({"choices": [{"delta": {"content": "Yes"}}]}).decode())
+            yield Event("", "", orjson.dumps({"error": {"code": LeaseLost.code, "message": "Let go."}}).decode())
+
+        yield chunks()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_page_is_to_connect_again_where_the_service_restarts(*, is_stopped: bool) -> None:
+    """Its run goes on. To say that it was refused, and that nothing more comes, would be wrong."""
+
+    def render(name: str, view: dict[str, Any]) -> str:
+        return f"{name} {view['words']} {view['refusal']}"
+
+    pages = cast(Pages, SimpleNamespace(api=Restarting(is_stopped=is_stopped), region=render))
+    followed_run = FollowedRun(pages, Session(()), "run_a")
+    received = await receive_in_browser(Live(followed_run.stream(), followed_run.regions))
+    assert f"event: {END}" not in received
+    assert "Refusal" not in received
