@@ -37,7 +37,7 @@ from app.engine.calls.attempt import Reply
 from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext
 from app.engine.delivery.followers import Audience, Follower
-from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
+from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
 from app.engine.runs.client import RunClient
 from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
@@ -146,6 +146,11 @@ class Caller:
     @property
     def words(self) -> str:
         return "".join(item.text for item in self.line._items if isinstance(item, AnswerPart))
+
+    @property
+    def events(self) -> list[str]:
+        """The kinds of the events of steps."""
+        return [item.kind for item in self.line._items if isinstance(item, StepEvent)]
 
     @property
     def error(self) -> str | None:
@@ -263,6 +268,25 @@ async def test_a_turn_that_ends_while_somebody_joins_ends_for_them_as_well() -> 
         second = await here.join()
         await here.settled()
     assert [(caller_view.words, caller_view.error) for caller_view in (first, second)] == [(ANSWER, None)] * 2
+
+
+async def test_an_event_that_comes_while_somebody_joins_is_sent_to_them_as_well() -> None:
+    """It is not among those of the journal as it was read, and was sent to those who were there."""
+    wanted = BEFORE[0].fact.to_json() | {"wire": {"format": "chat", "steps": True}}
+    async with gateway() as here:
+        here.store.committed = (Event.of(RUN, 1, 1e9, fact_from_json(Kind.ADMITTED, wanted)), *BEFORE[1:])
+        first = await here.join()
+
+        async def lose() -> None:
+            here.store.committed += LOSS
+            await here.queue.publish(HOME, [OF_THE_LOSS])
+
+        here.store.meanwhile["the journal is read"] = lose
+        second = await here.join()
+        assert first.events.count("call.intended") == 3
+        assert second.events == first.events
+        await here.end()
+        await here.ended()
 
 
 async def test_a_run_that_cannot_be_read_after_a_failover_ends_for_its_callers_alone() -> None:

@@ -356,13 +356,13 @@ class RunClient:
         `caller_view.check_position`), `Overloaded`, `StoreUnavailable`.
         """
         store = self._context.store.of_tenant(tenant)
-        journal = await store.journal(run)
-        wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
-        state = messages.fold_until_reply(journal.events, wanted)
-        present = self._followers.follower_of(run)
-        if present is not None and not state.replied and present.state.turn.number > state.turn.number:
-            # The turn has ended while its journal was read.
-            return await self.attach(run, at, tenant=tenant, turn=turn, once=once)
+        for _ in range(2):  # once more where more was sent here while the journal was read
+            journal = await store.journal(run)
+            wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
+            state = messages.fold_until_reply(journal.events, wanted)
+            present = self._followers.follower_of(run)
+            if present is None or state.replied or present.state.seq <= state.seq:
+                break
         if present is not None and (state.replied or present.state.turn.number != state.turn.number):
             present = None  # the reply is known, or the follower is of an earlier turn
         if present is not None:  # it may not have received yet that the attempt was lost whose words it has
