@@ -332,7 +332,10 @@ class Events:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
         frames += self._end_block(end.logprobs, response["status"], FINAL)
-        frames += self._event(f"response.{response['status']}", self._at + 1, response=response)
+        number = self._at + 1
+        if response["status"] == "incomplete":  # no journal says how much was sent of calls that were cut off
+            number = max(number, self._after - self._base + 1)
+        frames += self._event(f"response.{response['status']}", number, response=response)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
             return self._error_event(caller_view.unknown_event_error())
