@@ -82,13 +82,17 @@ class RestoredState(Struct, frozen=True):
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Carry out the command. Returns 1 if other processes of Baton use the database."""
+    """Carry out the command. Raises `ConfigInvalid` if other processes of Baton use the database."""
     settings = storage.read_settings(environ)
     with storage.name_database_in_failures(settings):
         others = revisions.count_connections(settings.database_url)
     if others and not args.dry_run:
         raise ConfigInvalid(
-            [f"{others} connections of gateways or engines are open; stop them, and repeat this command"]
+            [
+                f"gateways or engines have {count(others, 'connection')}; stop them, and repeat this command. A "
+                "PgBouncer that pools transactions keeps those of processes that have ended: name the server itself in "
+                "BATON_DATABASE_URL, and issue `RECONNECT` in PgBouncer's console"
+            ]
         )
     lines = list(_step_lines(args.logs))
     state = event_loop.run(_carry_out(settings, args, lines, now()))
