@@ -272,6 +272,17 @@ async def test_ratings_are_learned_once_and_signs_and_labels_never(runtime: Runt
     assert runtime.context.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
 
 
+async def test_a_plan_that_was_not_carried_out_is_no_answer_to_learn_from(
+    runtime: Runtime, client: httpx.AsyncClient
+) -> None:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": QUESTION}]}
+    plan = (await client.post("/v1/plans", json=body)).json()["id"]
+    assert (await client.post(f"/v1/runs/{plan}/feedback", json={"score": 0})).is_success
+    await runtime.ratings.learn(tier, spec_of(tier))
+    assert 'baton_selector_ratings{tier="baton-mini"} 1.0' not in runtime.context.telemetry.exposition().decode()
+
+
 @pytest.mark.parametrize("damage", ["body = 'no json'", "body = '{}'"])
 async def test_a_rated_run_that_is_damaged_keeps_nobody_from_learning(
     stub: ProviderStub, tmp_path: Path, damage: str

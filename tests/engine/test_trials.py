@@ -214,6 +214,27 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     assert (reported["pairs"], reported["left_out"], reported["promotable"]) == (3, 0 if holds else 3, holds)
 
 
+async def test_a_shadow_of_a_run_that_a_canary_conducted_is_no_evidence() -> None:
+    """It says what the version does better or worse than another one that is not live."""
+    changes = changes_of(("loaded", "v1", 0.0), ("loaded", "v2", 0.0), ("canary", "v1", NOW - 2_000.0), share=0.5)
+    journal, drawn = Journal(changes), 0
+    of_shadow = {"budgets": (shadow_budget("own", 0).id,), "origin_kind": "shadow", "wire": {"conductor": "v2"}}
+    canary = {"planner": history_of(changes, "planner")[-1].versions}
+    for number in range(40):
+        is_drawn = choose_version(canary, "planner", f"run_{number}") == "v1"
+        drawn += is_drawn
+        journal.add(f"run_{number}", NOW - 1_000.0, end=RunOverBudget() if is_drawn else SUCCEEDED)
+        journal.add(f"shadow_{number}", NOW - 500.0, origin_run=f"run_{number}", **of_shadow)
+    assert 0 < drawn < 40
+    wanted = RequestedChange("planner", "promoted", "v2")
+    (judgement,) = await watch.gate(cast("Store", journal), CATALOG, wanted)
+    assert (judgement.evidence.count, judgement.left_out) == (40 - drawn, drawn)
+    assert judgement.evidence.figures["answered"].live == 1.0
+    store = cast("Store", journal)
+    (reported,) = (await report(store, PresentDefinitions(store, CATALOG), OWN, 0.0, NOW, None))["candidates"]
+    assert (reported["pairs"], reported["left_out"]) == (40, drawn)
+
+
 async def test_a_damaged_run_keeps_no_other_one_from_being_evidence() -> None:
     history = history_of(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", 10.0)), "planner")
     journal = Journal()
@@ -282,7 +303,8 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
     wanted = RequestedChange("tier own", "promoted", "tier next")
     (judgement,) = await watch.gate(cast("Store", journal), POOL, wanted)
     assert watch.may_be_promoted([judgement]) is counts
-    left_out = "own: 20 comparisons are left out, because what is live or the pool file has changed what was compared"
+    why = "a canary served the run, or what is live or the pool file has changed what was compared"
+    left_out = f"own: 20 comparisons are left out, because {why}"
     assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
     shown_by_admin = TierEvidence.model_validate(judgement.decision() | {"promotable": counts})
     assert shown_by_admin.left_out == (20 if source == "shadow" and not counts else 0)

@@ -1,8 +1,8 @@
 """The evidence of a rated run for a selector: the arm that was really played, and the score of its answer.
 
 Only ratings of runs that the selector decided are learned; calibrations are learned from their trials. A run without an
-answer is not learned, since an outage is no wrong answer. Where another worker took over, the arm with that worker is
-the one that was played.
+answer is not learned, since an outage is no wrong answer, nor is a plan that was not carried out. Where another worker
+took over, the arm with that worker is the one that was played.
 """
 
 import json
@@ -110,7 +110,7 @@ class PlayedArm(Struct, frozen=True):
 
 
 def arm_played(events: Sequence[Event]) -> PlayedArm | None:
-    """Return the arm that a rating is about; None if it is about none.
+    """Return the arm that a rating is about; None if it is about none, such as that of a plan that was only shown.
 
     Where a further round has accepted the answer, it is the arm of the first round, of whose answer something was seen;
     else it is what was done in the last round, unless that came to nothing, so that the first answer was rated.
@@ -119,7 +119,8 @@ def arm_played(events: Sequence[Event]) -> PlayedArm | None:
     if decided is None:
         return None
     rounds = _rounds(events)
-    if not rounds:
+    is_carried_out = any(call.n is not None for call in facts(events, CallIntended))
+    if not rounds or not is_carried_out:
         return None
     first = _first(rounds[0])
     if first is None:

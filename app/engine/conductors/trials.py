@@ -22,6 +22,7 @@ from app.core.pool.conductor_versions import (
     HistoryEntry,
     VersionsInForce,
     choose_version,
+    history_of,
     latest_change_of_live,
     live_since,
 )
@@ -239,15 +240,21 @@ class Candidate(Struct, frozen=True):
     def was_to_conduct(self, row: RunRow) -> bool:
         """Return True if the candidate was chosen for this run when it was admitted, whether or not it could be
         asked."""
-        in_force = VersionsInForce()
-        for entry in self.history:
-            if entry.change.at <= row.created_at:
-                in_force = entry.versions
+        in_force = _in_force_at(self.history, row.created_at)
         return choose_version({self.conductor: in_force}, self.conductor, row.id) == self.version
 
     def was_not_to_conduct(self, row: RunRow) -> bool:
         """Return True if something else was chosen for this run."""
         return not self.was_to_conduct(row)
+
+
+def _in_force_at(history: Sequence[HistoryEntry], at: float) -> VersionsInForce:
+    """Return the versions that were in force at a time."""
+    in_force = VersionsInForce()
+    for entry in history:
+        if entry.change.at <= at:
+            in_force = entry.versions
+    return in_force
 
 
 def subject_of(conductor: str, version: str) -> str:
@@ -304,9 +311,15 @@ class PresentDefinitions:
         return self._known[key]
 
     async def unchanged_pairs(self, tier: str, subject: str, pairs: Sequence[ShadowedRun]) -> list[ShadowedRun]:
-        """Return the pairs of a tier's runs and their shadows with the subject of which both runs were served so."""
+        """Return the pairs of a tier's runs and their shadows with the subject of which both runs were served so, and
+        the tier's run by what was live: a canary says nothing of that."""
+        own = self._catalog.tiers[tier]
+        history = history_of(await self.changes(), _conductor_of(own, subject))
         unchanged = []
         for pair in pairs:
+            in_force = _in_force_at(history, pair.live.admitted_at)
+            if choose_version({subject: in_force}, subject, pair.live.run) != in_force.live:
+                continue
             is_live_unchanged = await self.served(tier, pair.live)
             if is_live_unchanged and await self.served(tier, pair.shadow, subject):
                 unchanged.append(pair)
@@ -406,7 +419,7 @@ class Judgement(Struct, frozen=True):
     evidence: Evidence
     conditions: tuple[Condition, ...]
     left_out: int = 0
-    """Shadows that are no evidence, because the pool file has changed what they or their runs were served by."""
+    """Shadows that are no evidence, because a canary has served their runs, or what served one of both has changed."""
 
     def decision(self) -> dict[str, Any]:
         """The conditions with what was found, in plain JSON values."""

@@ -93,7 +93,8 @@ def refusals(judgements: Sequence[Judgement]) -> list[str]:
 
 def left_out_words(count: int) -> str:
     """Return how many comparisons with shadows are no evidence any more, and why."""
-    return f"{count} comparisons are left out, because what is live or the pool file has changed what was compared"
+    why = "a canary served the run, or what is live or the pool file has changed what was compared"
+    return f"{count} comparisons are left out, because {why}"
 
 
 def _explanation(condition: Condition) -> str:
