@@ -150,6 +150,14 @@ async def test_a_conversation_with_calls_and_results_is_taken(line: Line, words:
                 assert text_of_pieces(await line.pieces(request_with_tools)) == "Hello there."
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+async def test_a_failure_without_words_is_taken(line: Line, text: str) -> None:
+    failure = Message("tool", (Text(text),), call_id="x", failed=True)
+    called = Message("assistant", (), calls=(ToolCall("x", "look", "{}"),))
+    answer = await line.pieces(request(ASK, called, failure, toolbox=Toolbox((LOOK,))))
+    assert text_of_pieces(answer) == "Hello there."
+
+
 @pytest.mark.parametrize(
     "id_", ["x", "functions.add:0", "call_" + "9" * 60, "toolu_01A09q90qw90lq917835lq9", "chatcmpl-tool-" + "f" * 32]
 )

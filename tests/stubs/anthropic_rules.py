@@ -135,6 +135,8 @@ def _check_tool_block(block: dict[str, Any], where: str) -> None:
     if kind == "tool_use" and not isinstance(block["input"], dict):
         refuse(f"{where}.tool_use.input: Input should be a valid dictionary")
     content = block.get("content", "") if kind == "tool_result" else ""
+    if block.get("is_error") and not content:
+        refuse(f"{where}.tool_result: content cannot be empty if `is_error` is true")
     for inner in content if isinstance(content, list) else ():
         if inner.get("type") not in ("text", "image", "document", "search_result"):
             refuse(f"{where}.tool_result.content: Input tag '{inner.get('type')}' found using 'type'")

@@ -76,6 +76,8 @@ FINISH: dict[str, Finish] = {
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 UNSUPPORTED_KEYWORDS = FORMATS["anthropic"].undecoded
 """Keywords that structured outputs refuse with a 400."""
+FAILURE = "The tool failed and returned nothing."
+"""The result of a call that failed, where the caller sends no words: the API refuses it without any."""
 REFUSED_KEYWORDS = OPEN - {"allOf"}
 """Keywords that they refuse as well, and that cannot be left out: the schema would mean something else."""
 
@@ -182,7 +184,7 @@ def _blocks(part_of_turn: TurnPart, ids: "CallIds") -> list[dict[str, Any]]:
             "content": content,
         }
         if part_of_turn.failed:
-            result["is_error"] = True
+            result |= {"is_error": True, "content": content or [{"type": "text", "text": FAILURE}]}
         return [result]
     return [_block(part_of_turn)]
 
