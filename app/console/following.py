@@ -17,6 +17,7 @@ from app.console.api import Api, ApiError, Event, Session, path_segment, timeout
 from app.console.live import changed_regions
 from app.console.pages import Pages
 from app.console.request_form import Refusal
+from app.core.plan.workflow import CONDUCTOR
 from app.core.run.kinds import ENDED
 from app.errors import LeaseLost, Overloaded
 
@@ -223,7 +224,9 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _step(node: Mapping[str, Any], edges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a step with the sources that it was shown, each once, and the edges of what was withheld from it."""
+    """Return a step with the sources that it was or will be shown, each once, and the edges of what was withheld from
+    it."""
+    was_called = bool(node["attempts"]) or node["worker"] == CONDUCTOR
     sources: list[str] = []
     withheld: list[Mapping[str, Any]] = []
     for edge in edges:
@@ -231,7 +234,7 @@ def _step(node: Mapping[str, Any], edges: Sequence[Mapping[str, Any]]) -> dict[s
             continue
         if edge["kind"] == "withheld":
             withheld.append(edge)
-        elif edge["kind"] == "granted" and edge["source"] not in sources:
+        elif edge["source"] not in sources and (was_called or node["state"] not in ("done", "failed", "skipped")):
             sources.append(edge["source"])
     return {**node, "shown": sources, "withheld": withheld, "failures": _failures(node)}
 

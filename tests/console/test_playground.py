@@ -69,6 +69,23 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     assert len(ids) == len(set(ids)), "a patch replaces one element by its id"
 
 
+async def test_a_step_has_its_number_and_what_it_was_shown(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
+    """A step of a second plan does not begin at 0 again, and one that was skipped was shown nothing."""
+    rejected = plan_text((0, "Think it over.", ["user"]), (1, "Answer it.", ["user", 7]))
+    accepted = Reply(chunks=(plan_text((0, "Draft it.", ["user"]), (1, "Answer it.", [0])),))
+    stub.script("planner", Reply(chunks=(rejected[:-30], rejected[-30:]), gap=0.1), accepted)
+    for worker in ("alpha", "beta", "gamma"):
+        stub.always(worker, Fail(status=400))
+    run = run_of_page(await submit_form(browser, tier="baton-ultra"))
+    await live_stream(browser, run)
+    page = (await browser.get(f"/console/playground/{run}")).text
+    first, second = section(page, "steps").split("<ol ")[1:]
+    assert first.startswith('class="steps" start="0">')
+    assert second.startswith('class="steps" start="1">')
+    assert "Draft it. Shown: the conversation." in page_text(second)
+    assert "Answer it. Shown: nothing." in page_text(second)
+
+
 @pytest.mark.long
 async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     script_answers(stub)
@@ -109,6 +126,17 @@ async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_bre
     live = await live_stream(browser, run_of_page(await submit_form(browser, tier="baton-mini", once="second")))
     assert len(live) < 100_000
     assert "failed" in page_text(section(live, "outcome")), "it is longer than the tier permits"
+
+
+async def test_an_answer_that_the_key_may_not_read_is_not_said_to_be_missing(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    script_answers(stub)
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
+    text = page_text(section((await browser.get(f"/console/playground/{run}")).text, "answer"))
+    assert "audit:read for the answer of another key" in text
+    assert "without an answer" not in text
 
 
 @pytest.mark.long
