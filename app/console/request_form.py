@@ -54,8 +54,8 @@ NEXT_STEPS: Final = {
     "no_eligible_worker": "Take away a label or a tool, or choose another tier: the policy lets no worker of this one "
     "take the request.",
     "context_length_exceeded": "Shorten the conversation, or choose another tier.",
-    "insufficient_scope": "Sign in with a key that has the scope for it: runs:write to ask, audit:read for the answer of "
-    "another key.",
+    "insufficient_scope": "Sign in with a key that has the scope for it: runs:write to ask, audit:read for the answer "
+    "of another key.",
     "model_not_found": "Choose another tier: this key may not use that one.",
     "plan_outdated": "Make the plan anew from its request.",
     "revision_conflict": "Open the latest revision and edit that one.",

@@ -63,7 +63,7 @@ FURTHER_FIELDS: Final = (
         ),
     ),
     Field("origin_run", "Follows from the run"),
-    Field("degraded", "Degraded", (("", "any"), ("true", "yes: a fallback planned"), ("false", "no"))),
+    Field("degraded", "Degraded", (("", "any"), ("true", "yes"), ("false", "no"))),
     Field("preview", "Previews", (("", "any"), ("true", "only plans that were not executed"), ("false", "none"))),
     Field(
         "outcome", "With a call that ended", named_choices(("ok", "error", "truncated", "cancelled", "unknown", "open"))

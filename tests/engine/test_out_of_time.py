@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.cli.runs import run_words
 from tests.bench.caps import QUIET, pool_of
 from tests.harness.in_process import client_of, running_service
 from tests.harness.skipped_time import run_skipping
@@ -48,9 +49,11 @@ def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path:
     async def work(client: httpx.AsyncClient) -> Any:
         reply = await ask_within(8)(client)
         whole = await ask_within(100)(client)
-        return reply, whole, (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+        path = f"/v1/runs/{reply.headers['x-baton-run']}"
+        explanation = (await client.get(f"{path}/explain")).json()
+        return reply, whole, (await client.get(path)).json(), explanation
 
-    reply, whole, run = reply_out_of_time(tmp_path, work)
+    reply, whole, run, explanation = reply_out_of_time(tmp_path, work)
     value, text = reply.json(), whole.json()["choices"][0]["message"]["content"]
     answer_text = value["choices"][0]["message"]["content"]
     assert (reply.status_code, value["choices"][0]["finish_reason"]) == (200, "length")
@@ -62,6 +65,8 @@ def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path:
     assert (attempt["outcome"], attempt["out_of_time"], attempt["usage"]["estimated"]) == ("ok", True, True)
     assert run["ended_at"] - run["created_at"] <= 8
     assert whole.json()["baton"]["degraded"] is False
+    for words in (explanation["text"], run_words.why(run)[-1]):
+        assert "a text was cut off because the time was over" in words
 
 
 def test_a_stream_ends_with_what_was_written_in_time(tmp_path: Path) -> None:

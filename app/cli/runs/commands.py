@@ -78,7 +78,7 @@ def define(root: Group) -> None:
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
     @option("--trace-id", metavar="ID", help="Only runs that a request of this trace began or continued.")
     @FOLLOWING
-    @flag("--degraded", help="Only runs that a fallback decided.")
+    @flag("--degraded", help="Only runs in which a fallback decided, a step was lost, or time or money ran short.")
     @option("--previews", type=click.Choice(["only", "none"]), help="Only plans not executed, or none of them.")
     @option("--rated", type=click.Choice(["good", "bad"]), help="Only runs whose ratings are good, or not, on average.")
     @option(

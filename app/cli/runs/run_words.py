@@ -352,7 +352,10 @@ def _degradation(run: Record) -> list[str]:
             sentence = PLAN_UNFINISHED
         return [sentence.format(stopped=stop_reason)]
     if run["degraded"] and not run["preview"]:
-        return ["degraded: a fallback decided, or a step that others needed was lost"]
+        return [
+            "degraded: a fallback decided, a step that others needed was lost, or a text was cut off because the time "
+            "was over"
+        ]
     return []
 
 

@@ -432,7 +432,10 @@ def _describe_doubts(answer: Data, latest_round: int) -> list[str]:
     elif answer["stopped"]:
         lines.append(f"Against it: a further round was begun, and it has no answer ({answer['stopped']}).")
     elif answer["degraded"]:
-        lines.append("Against it: a fallback decided, or a step that others needed was lost.")
+        lines.append(
+            "Against it: a fallback decided, a step that others needed was lost, or a text was cut off because the "
+            "time was over."
+        )
     return lines
 
 

@@ -255,7 +255,7 @@ class RunFilters(RunAttributes):
     origin_run: Text | None = None
     """Runs that follow from this run: replays of it, shadows, and runs of its plan."""
     degraded: Truth | None = None
-    """`true`: runs that a fallback planned; `false`: the others."""
+    """`true`: runs in which a fallback decided, a step was lost, or time or money ran short; `false`: the others."""
     preview: Truth | None = None
     """`true`: plans that were made by `POST /v1/plans` or an edit, and not executed; `false`: the other runs."""
     outcome: Literal["ok", "error", "truncated", "cancelled", "unknown", "open"] | None = None
