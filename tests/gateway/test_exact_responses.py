@@ -303,6 +303,16 @@ def test_text_behind_a_call_comes_with_the_whole_response() -> None:
     assert [item["type"] for item in told[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
 
 
+@pytest.mark.parametrize("after", [None, 5])
+def test_a_stream_whose_plan_waits_goes_on_behind_the_text_that_it_sent(after: int | None) -> None:
+    """A plan in another step may wait for its approval when the answering step has spoken."""
+    events = Events(Subject(state_of("run_1"), TASK, TASK), after)
+    text = events.opening() + events.answer_part(AnswerPart("Four", at=4))
+    waiting = end_with_error(replace(state_of("run_1"), state="awaiting_approval", end=None), LeaseLost())
+    last = exact_events((text + events.closing(waiting)).decode(), broken=True)
+    assert [event["sequence_number"] for event in last[-2:]] == [7, 7]
+
+
 def test_a_stream_that_breaks_says_so_in_openais_event() -> None:
     of = Subject(state_of("run_1"), TASK, TASK)
     events = Events(of)

@@ -318,7 +318,7 @@ class Events:
         `response.queued`, with the number of the event before it, behind which the stream goes on once it is
         approved."""
         if end.state.state == "awaiting_approval":
-            number = max(self._after, IN_PROGRESS)
+            number = max(self._after, self._base + self._at)
             response = render_response(self._subject_at(end), end)
             queued = {"type": "response.queued", "sequence_number": number, "response": response}
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
