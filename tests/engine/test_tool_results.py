@@ -63,6 +63,20 @@ async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, ru
     assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
+async def test_results_that_come_again_as_soon_as_their_caller_has_left_begin_a_new_run(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    """A client whose connection broke sends the request again before the run has heard that it is to end."""
+    stub.script("alpha", tool_call_reply(look_call("a")), replace(DONE, header_delay=30.0), DONE)
+    conversation = Conversation(runtime, extra={"on_disconnect": "cancel"})
+    conversation.add_results(await conversation.take_turn(), "A")
+    left = await conversation.start_turn()
+    await until(lambda: len(stub.requests_for("alpha")) == 2)
+    runtime.runs.leave(left)
+    again = await conversation.take_turn()
+    assert (again.ended.answer, again.ended.state.run == left.run) == ("It is 42.", False)
+
+
 async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

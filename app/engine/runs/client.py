@@ -92,6 +92,10 @@ class Cancellations:
             self._wishes.setdefault(run, by)
             self._added.set()
 
+    def has_wish(self, run: str) -> bool:
+        """Return True if a wish to cancel this run is not written yet."""
+        return run in self._wishes
+
     @contextmanager
     def guard_commit(self, run: str, *, cancels: bool) -> Iterator[None]:
         """Around the commit that admits a run, or that begins a later turn of it.
@@ -291,11 +295,13 @@ class RunClient:
 
     async def _begin_or_follow_turn(self, order: Order, results: ReturnedResults) -> FollowedRun | None:
         """As `_continue_run`. Raises `LeaseLost` while others write to the run: another process was sent the same
-        results, an engine has taken the run over, or its cancellation was asked for."""
+        results, an engine has taken the run over, or its cancellation was asked for and it has not ended yet."""
         resumption = await tool_results.find_resumption(self._context, order, results, self._waiting)
         if resumption is None:  # they are only the history of a new run
             return None
         if resumption.kind != "go_on":
+            if resumption.state.cancel_asked or self.cancellations.has_wish(results.run):
+                raise LeaseLost  # once it has ended, its results are the history of a new run
             return await self.attach(results.run, turn=resumption.state.turn.number, tenant=order.tenant)
         try:
             return await self._resume(order, resumption)
