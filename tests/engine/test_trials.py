@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import (
     Amount,
+    CalibrationResult,
+    Card,
     Catalog,
     ConductorSpec,
     Limits,
@@ -254,6 +256,7 @@ SUBJECT = Tier("next", ("b",), ConductorSpec("model", worker="planner"), "b", {"
 POOL = seal_catalog(
     replace(CATALOG, workers=CATALOG.workers | {"b": Worker("b", "p", "b")}, tiers={"own": OWN, "next": SUBJECT})
 )
+MEASURED = {"b": replace(POOL.workers["b"], card=Card(measured=(CalibrationResult("numbers", 17.0, 18),)))}
 OTHER_MODEL = {"b": replace(POOL.workers["b"], model="b-2")}
 
 
@@ -267,6 +270,7 @@ OTHER_MODEL = {"b": replace(POOL.workers["b"], model="b-2")}
             True,
             id="conditions",
         ),
+        pytest.param(replace(POOL, workers=POOL.workers | MEASURED), True, id="measured rates"),
         pytest.param(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, pool=("a", "b"))}), False, id="tier"),
         pytest.param(
             replace(POOL, tiers=POOL.tiers | {"next": replace(SUBJECT, pool=("a",))}),

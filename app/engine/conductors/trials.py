@@ -28,6 +28,7 @@ from app.core.pool.conductor_versions import (
 )
 from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.pool.snapshot import restore_catalog
+from app.core.rating.calibration import add_measurements
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
@@ -338,7 +339,7 @@ class PresentDefinitions:
 
 def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...] | None:
     """Return what decides how a tier's runs are served by a subject, or by a version of its conductor; None if the pool
-    file does not have it."""
+    file does not have it. The rates that were measured are not of the pool file, and commands do not have them."""
     own = catalog.tiers.get(tier)
     served = definition_of(catalog, tier, "" if subject.startswith(VERSION_SUBJECT_PREFIX) else subject)
     if own is None or served is None:
@@ -346,7 +347,7 @@ def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...]
     names = {*served.pool, served.fallback, *served.conductor.workers}
     if served.conductor.worker is not None:
         names.add(served.conductor.worker)
-    workers = {name: catalog.workers.get(name) for name in names}
+    workers = {name: worker for name, worker in add_measurements(catalog, ()).workers.items() if name in names}
     return served.pool, served.conductor, served.fallback, served.efforts, own.efforts, workers
 
 
