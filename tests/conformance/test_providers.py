@@ -314,6 +314,13 @@ def test_openai_options_for_compatible_servers() -> None:
     assert body["max_completion_tokens"] == 99
 
 
+def test_openai_itself_takes_no_form_but_objects() -> None:
+    form = Form({"type": "array", "items": {"type": "integer"}})
+    assert "response_format" not in _render_body("openai", form=form)
+    assert "response_format" not in _render_body("openai", {"base_url": "https://x.openai.azure.com/v1"}, form=form)
+    assert "response_format" in _render_body("openai", {"base_url": "http://127.0.0.1:9/v1"}, form=form)
+
+
 def test_openai_names_and_images() -> None:
     messages = (Message("user", (Text("see"), Image("https://example.org/a.png", "low")), name="ann"),)
     (message,) = _render_body("openai", messages=messages)["messages"]

@@ -353,3 +353,14 @@ async def test_a_tool_may_have_a_name_of_128_characters(
             more = {"messages": [*ASKED["messages"], *turns], "tool_choice": {"type": "auto"}}
             assert (await client.post("/v1/messages", json=asked | more)).status_code == 200
     assert len(stub.requests) == 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_the_form_of_an_answer_may_be_a_list(stub: ProviderStub, tmp_path: Path, name: str) -> None:
+    """OpenAI's decoders take objects alone: its workers are told the form in words."""
+    stub.always("alpha", Reply(chunks=("[1, 2]",)))
+    form = {"format": {"type": "json_schema", "schema": {"type": "array", "items": {"type": "integer"}}}}
+    async with serving(stub, tmp_path, name) as client:
+        reply = await client.post("/v1/messages", json=ASKED | {"output_config": form})
+    assert (reply.status_code, reply.json()["content"][0]["text"]) == (200, "[1, 2]")
+    assert "integer" in str(stub.requests[0].json.get("messages", stub.requests[0].json))

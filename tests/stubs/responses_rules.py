@@ -161,6 +161,9 @@ def _check_format(body: dict[str, Any]) -> None:
             response_format.get("schema"), dict
         ):
             refuse("Missing required parameter: 'text.format.name'.", "text.format.name", "missing_required_parameter")
+        if (root := response_format["schema"].get("type")) != "object":
+            words = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{root}\"'."
+            refuse(f"Invalid schema for response_format '{response_format['name']}': {words}", "text.format.schema")
         if response_format.get("strict"):
             words = f"Invalid schema for response_format '{response_format['name']}': "
             check_strict_schema(

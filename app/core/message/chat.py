@@ -136,6 +136,11 @@ class Form(Struct, frozen=True):
     """True if the caller restricts itself to the part of JSON Schema that providers can constrain decoding to in
     full."""
 
+    @property
+    def is_object(self) -> bool:
+        """Return whether the answer is an object at its root, as OpenAI demands of forms."""
+        return self.schema is None or self.schema.get("type") == "object"
+
 
 class Task(Struct, frozen=True):
     """The request of a caller: the conversation, and the form and limits of the answer."""

@@ -347,4 +347,4 @@ def _form(request: TokenCountRequest) -> Form | None:
         return None
     schema = output.form
     check(schema, "output_config.format.schema" if newer is not None else "output_format.schema")
-    return Form(schema, strict=is_closed(schema))
+    return Form(schema, strict=Form(schema).is_object and is_closed(schema))

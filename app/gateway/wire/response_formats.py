@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import orjson
+from msgspec.structs import replace
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Form
@@ -64,12 +65,8 @@ def schema_form(schema_format: NamedSchema, param: str) -> Form:
     """Return the form that a schema stands for; without one, any JSON object."""
     if schema_format.form is not None:
         check(schema_format.form, param)
-    return Form(
-        schema_format.form,
-        schema_format.name,
-        schema_format.description or "",
-        bool(schema_format.strict) and is_closed(schema_format.form),
-    )
+    form = Form(schema_format.form, schema_format.name, schema_format.description or "")
+    return replace(form, strict=bool(schema_format.strict) and form.is_object and is_closed(schema_format.form))
 
 
 def check(schema: dict[str, Any], param: str) -> None:

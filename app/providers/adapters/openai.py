@@ -92,6 +92,8 @@ class OpenAIProvider:
         self._spec = spec
         is_openai = self._endpoint.base.host == "api.openai.com"
         is_mistral = self._endpoint.base.host == "api.mistral.ai"
+        self._takes_any_form = not (is_openai or self._endpoint.base.host.endswith(".openai.azure.com"))
+        """False where the form of an answer has to be an object."""
         self._max_tokens_field = "max_completion_tokens" if is_openai else "max_tokens"
         developer_role = "keep" if is_openai else "system"
         tool_ids = "short" if is_mistral else "keep"
@@ -109,7 +111,7 @@ class OpenAIProvider:
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._messages.render(request.messages)}
         body |= _sampling(request.sampling, self._max_tokens_field, self.unsupported | request.worker.drops)
         body |= _tools(request.toolbox, strict=spec.structured)
-        if request.form is not None and spec.structured:
+        if request.form is not None and spec.structured and (request.form.is_object or self._takes_any_form):
             body["response_format"] = _response_format(request.form)
         if request.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": min(request.logprobs, MOST_LOGPROBS)}

@@ -95,7 +95,7 @@ class ResponsesProvider:
                 body["top_logprobs"] = min(request.logprobs, MOST_LOGPROBS)
         if include:
             body["include"] = include
-        if request.form is not None and spec.structured:
+        if request.form is not None and spec.structured and request.form.is_object:
             body["text"] = {"format": _format(request.form)}
         if spec.streams and request.live:
             body["stream"] = True
