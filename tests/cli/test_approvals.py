@@ -45,8 +45,19 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     refusal = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")
     assert json.loads(refusal.out)["decision"]["reason"] == "No."
     assert "refused" in baton(tmp_path, "approvals", "ls", "--decided").out
+    assert "until" not in baton(tmp_path, "approvals", "show", run).out, "nothing is waited for any more"
     assert json.loads(baton(tmp_path, "approvals", "ls", "--json").out) == []
     watched = " ".join(baton(tmp_path, "runs", "watch", run).out.split())
     question = r"run.awaiting_approval proposal 0, because of tier: alpha, for at most \$0\.\d+, until [-:\d ]+ UTC"
     assert re.search(question, watched)
     assert "run.refused proposal 0, by command:" in watched
+
+
+@pytest.mark.long
+def test_plans_that_were_decided_are_listed_behind_newer_ones_that_wait(tmp_path: Path) -> None:
+    """Those that wait take no place of the list."""
+    first = asyncio.run(waiting(tmp_path))
+    asyncio.run(waiting(tmp_path))
+    assert baton(tmp_path, "approvals", "refuse", first, "--pool", str(tmp_path / "pool.toml")).status == 0
+    decided = json.loads(baton(tmp_path, "approvals", "ls", "--decided", "--limit", "1", "--json").out)
+    assert [approval["run"] for approval in decided] == [first]

@@ -16,6 +16,7 @@ from app.gateway.runs.approvals import WAITING, approval_of, estimate, mark
 from app.gateway.runs.forecasts import read_history
 from app.process.config import Settings, configure
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
+from app.store.run_pages import run_pages
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -46,18 +47,28 @@ async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[s
     query = RunQuery(state=WAITING, limit=limit)
     if decided:
         query = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
+    approvals: list[dict[str, Any]] = []
     async with storage.open_configured_store(settings) as store:
-        rows = [row for row in await store.runs(query) if decided == (row.state != WAITING)]
-        approvals: list[dict[str, Any]] = []
-        for row in rows:
-            try:
-                approval = await _with_texts(store, row)
-            except EventMalformed as error:  # nobody can decide on it, and others must not wait for that
-                terminal.stderr().print(f"A plan is left out: {error}", soft_wrap=True)
-                continue
-            if approval is not None:
-                approvals.append(approval)
-        return approvals
+        async for rows in run_pages(store.runs, query):
+            for row in rows:
+                if len(approvals) == limit:
+                    return approvals
+                if decided == (row.state != WAITING):
+                    approvals += await _read_if_whole(store, row)
+    return approvals
+
+
+async def _read_if_whole(store: Store, row: RunRow) -> list[dict[str, Any]]:
+    """Return the approval that a run needs; none for a damaged run, on which nobody can decide: others must not wait
+    for that."""
+    try:
+        approval = await _with_texts(store, row)
+    except EventMalformed as error:
+        terminal.stderr().print(f"A plan is left out: {error}", soft_wrap=True)
+        return []
+    if approval is None:
+        return []
+    return [approval]
 
 
 async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
@@ -136,8 +147,11 @@ def _decisions_table(approvals: list[dict[str, Any]]) -> Table:
     for column in ("run", "status", "by", "at", "reason", "workers"):
         table.add_column(column, overflow="fold")
     for approval in approvals:
-        decision = approval["decision"] or {"by": "", "at": approval["expires_at"], "reason": ""}
-        texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(approval["discloses"]))
+        by, at, reason = "", "", ""
+        if approval["decision"] is not None:
+            decision = approval["decision"]
+            by, at, reason = decision["by"], _minute(decision["at"]), decision["reason"] or ""
+        texts = (by, at, reason, ", ".join(approval["discloses"]))
         terminal.add_row(table, (approval["run"], approval["status"], *texts))
     return table
 
@@ -157,9 +171,10 @@ def _lines(approval: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{approval['run']}: {approval['status']} ({', '.join(approval['reasons'])})",
         f"digest {approval['digest']}",
-        f"worst case {_money(approval)}, spent ${approval['spent_usd']:.6f}, limit ${approval['limit_usd']:.2f}; "
-        f"until {_minute(approval['expires_at'])}, then {approval['on_expiry']}",
+        f"worst case {_money(approval)}, spent ${approval['spent_usd']:.6f}, limit ${approval['limit_usd']:.2f}",
     ]
+    if approval["status"] == "waiting":
+        lines.append(f"until {_minute(approval['expires_at'])}, then {approval['on_expiry']}")
     if approval["estimate"] is not None:
         lines.append(f"estimate: {run_words.estimate(approval['estimate'])}")
     for step in approval["plan"]["steps"]:
