@@ -12,6 +12,7 @@ from app.core.run.retention_classes import RunClass
 from app.engine.runs import replays
 from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import mint
+from app.gateway.runs import cancel
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, ContentQuery
 from tests.harness.callers import add_key
@@ -403,6 +404,17 @@ async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
     rows = [await runtime.gateway.store.run(name) for name in (run, second, third)]
     assert [row.erased for row in rows] == [True, True, True]
     assert rows[2].state == "cancelled"
+
+
+async def test_all_replays_of_a_run_are_found_however_many_there_are(
+    runtime: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`baton runs erase --run` erases what is found here."""
+    monkeypatch.setattr(cancel, "COPIES_PAGE", 2)
+    run = await answer_one_run(client, "baton-mini")
+    replays_of_run = {(await replay_run(client, run))["id"] for _ in range(3)}
+    copies = await cancel.copies(runtime.gateway.store, run)
+    assert {copy.id for copy in copies} == replays_of_run
 
 
 async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key(

@@ -7,11 +7,12 @@ from app.core.run.kinds import COPIES
 from app.engine.runs import cancellation
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import PLAN_TAG, RunQuery, RunRow, TenantStore
+from app.store.run_pages import run_pages
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
-MOST_COPIES = 1_000
-"""Copies of one run that are looked at."""
+COPIES_PAGE = 1_000
+"""Copies of one run that are read at a time."""
 
 
 async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> RunRow:
@@ -37,9 +38,10 @@ async def copies(store: TenantStore, run: str) -> list[RunRow]:
     origins = [run]
     while origins:
         origin = origins.pop()
-        rows = await store.runs(RunQuery(origin_run=origin, limit=MOST_COPIES))
-        new_copies = [row for row in rows if row.origin_kind in COPIES]
-        new_copies += await store.runs(RunQuery(tags=((PLAN_TAG, origin),), limit=MOST_COPIES))
+        new_copies: list[RunRow] = []
+        async for rows in run_pages(store.runs, RunQuery(origin_run=origin, limit=COPIES_PAGE)):
+            new_copies += [row for row in rows if row.origin_kind in COPIES]
+        new_copies += await store.runs(RunQuery(tags=((PLAN_TAG, origin),), limit=COPIES_PAGE))
         all_copies += new_copies
         origins += [row.id for row in new_copies]
     return all_copies
