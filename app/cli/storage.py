@@ -21,6 +21,7 @@ from app.store.protocol import Actor, RunQuery, RunRow, Store
 from app.store.run_pages import run_pages
 from app.store.sql import open_store
 from app.store.sqlkit import revisions
+from app.store.sqlkit.runner import Fault
 
 PAGE_RUNS = 200
 MAX_SEARCHED_RUNS = 10_000
@@ -85,10 +86,19 @@ async def existing_database(settings: Settings) -> AsyncIterator[None]:
         yield
     except ContentKeyUnavailable:
         raise
-    except StoreUnavailable:
+    except StoreUnavailable as error:
         cause = await asyncio.to_thread(revisions.cause, settings.database_url)
-        words = cause or "it did not answer; `baton doctor` looks further"
+        words = cause or f"it did not carry this out{quoted_refusal(error)}; `baton doctor` looks further"
         raise StoreUnavailable(f"The database {database_name(settings)} cannot be used: {words}.") from None
+
+
+def quoted_refusal(error: StoreUnavailable) -> str:
+    """Return what the database said, in brackets; empty where that is not known."""
+    fault = error.__cause__
+    words = fault.describe_cause() if isinstance(fault, Fault) else ""
+    if not words:
+        return ""
+    return f" ({terminal.clean(words)})"
 
 
 def open_journals(settings: Settings) -> AbstractAsyncContextManager[Archive]:

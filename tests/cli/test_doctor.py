@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
+from sqlalchemy import make_url
 
 from app.cli.operations import doctor_checks
 from app.network import log_authorities
@@ -197,3 +200,26 @@ def test_a_redis_that_is_away_is_shown_with_the_cause(tmp_path: Path) -> None:
     result = baton(tmp_path, "doctor", BATON_REDIS_URL="redis://127.0.0.1:1/0")
     assert result.status == 1
     assert "fail  redis: it cannot be reached (Error 111 connecting to 127.0.0.1:1." in result.out
+
+
+@pytest.mark.long
+async def test_a_user_who_may_not_write_is_told_what_the_database_says(
+    migrated_postgres_url: str, tmp_path: Path
+) -> None:
+    """The server answers and has all tables; "it did not answer" sent operators to look at the network."""
+    admin_url = make_url(migrated_postgres_url).set(drivername="postgresql")
+    reader_url = admin_url.set(username=f"reader_{uuid.uuid4().hex[:8]}").render_as_string(hide_password=False)
+    user = make_url(reader_url).username
+    admin = await asyncpg.connect(admin_url.render_as_string(hide_password=False))
+    await admin.execute(f"CREATE ROLE {user} LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}")
+    try:
+        added = await asyncio.to_thread(baton, tmp_path, "keys", "add", "x", BATON_DATABASE_URL=reader_url)
+        doctor = await asyncio.to_thread(baton, tmp_path, "doctor", BATON_DATABASE_URL=reader_url)
+    finally:
+        await admin.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+        await admin.close()
+    refusal = "(InsufficientPrivilegeError: permission denied for table"
+    assert (added.status, doctor.status) == (1, 1)
+    assert f"it did not carry this out {refusal}" in added.err
+    assert f"does not take writes {refusal}" in doctor.out
+    assert "that its user may write to every table" in doctor.out

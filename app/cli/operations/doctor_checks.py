@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from app.cli import terminal
+from app.cli import storage, terminal
 from app.cli.audit import exported_checkpoints
 from app.cli.retention import periods
 from app.cli.terminal import count, duration
@@ -260,7 +260,8 @@ async def _check_database(config: Configuration, runtime: Runtime) -> Verdict:
     return await _with_deadline(
         "database",
         check,
-        "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
+        "check BATON_DATABASE_URL and `baton migrate`, that its user may write to every table, and that the disk is "
+        "neither full nor read-only",
     )
 
 
@@ -439,6 +440,8 @@ async def _with_deadline(
         words = OPERATOR_MESSAGES.get(error.public_code or "", error.message)
         if isinstance(error, QueueUnavailable) and error.__cause__ is not None:
             words += f" ({terminal.clean(str(error.__cause__) or type(error.__cause__).__name__)})"
+        if isinstance(error, StoreUnavailable):
+            words += storage.quoted_refusal(error)
         return Verdict(name, "fail", words, remedy)
     except BatonError as error:
         return Verdict(name, "fail", _failure(error) + _cause(error), _remedy(error, remedy, spec, worker))

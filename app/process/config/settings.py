@@ -53,6 +53,8 @@ INTERNAL_FIELDS = frozenset({"given", "in_files"})
 PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
 FIGURE = re.compile(r"[0-9]{1,12}")
+NOT_UTF8 = re.compile("[\ud800-\udfff]")
+"""What Python puts in the place of bytes of the environment that are not UTF-8."""
 IGNORED_VARIABLES = re.compile(
     r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_((ADMIN|METRICS)_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))"
 )
@@ -475,10 +477,14 @@ def read(environ: Mapping[str, str]) -> Settings:
     """Return the settings of an environment. Raises `ConfigInvalid` with every fault."""
     fields_by_variable = variables()
     values_by_field: dict[str, str] = {}
-    for variable, value in environ.items():
-        if variable in fields_by_variable and value.strip():
-            values_by_field[fields_by_variable[variable]] = value
     faults = _unknown(environ, fields_by_variable)
+    for variable, value in environ.items():
+        if variable not in fields_by_variable:
+            continue
+        if NOT_UTF8.search(value):
+            faults.append(f"{variable}: is not UTF-8; correct the value")
+        elif value.strip():
+            values_by_field[fields_by_variable[variable]] = value
     in_files = _from_files(environ, faults)
     values_by_field |= in_files
     faults += _incomplete(values_by_field)
