@@ -28,7 +28,7 @@ from app.errors import NotFound
 from app.process.wiring import Runtime
 from tests.engine.test_reloaded_pool import reload
 from tests.harness.in_process import WORKER, client_of, events, plan_text, pool_text, running_service
-from tests.stubs import ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply
 
 POOL = """
 [providers.stub]
@@ -281,6 +281,24 @@ async def test_a_plan_that_was_not_carried_out_is_no_answer_to_learn_from(
     assert (await client.post(f"/v1/runs/{plan}/feedback", json={"score": 0})).is_success
     await runtime.ratings.learn(tier, spec_of(tier))
     assert 'baton_selector_ratings{tier="baton-mini"} 1.0' not in runtime.context.telemetry.exposition().decode()
+
+
+async def test_a_rating_is_learned_of_the_worker_whose_output_it_is(
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    """Of alpha, whose answer is empty, and not of beta, which is asked after it and is out."""
+    tier = runtime.pool.catalog().tiers["baton-mini"]
+    stub.always("alpha", Reply(chunks=()))
+    stub.always("beta", Fail(status=400))
+    action = ""
+    while action != "answer alpha":
+        run = await ask(client, pool={"deny": ["gamma"]}, budget={"steps": 1})
+        action = (await decision(runtime, run))["action"]
+    assert [request.json["model"] for request in stub.requests][-2:] == ["alpha", "beta"]
+    assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": 0})).is_success
+    await runtime.ratings.learn(tier, spec_of(tier))
+    learned = (await posterior_of(runtime.context.store, tier.name, "acme")).weights
+    assert [part for part in learned if part.startswith("main:")] == ["main:alpha=alpha"]
 
 
 @pytest.mark.parametrize("damage", ["body = 'no json'", "body = '{}'"])

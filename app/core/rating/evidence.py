@@ -33,11 +33,19 @@ from app.core.run.events import (
     PlanOpened,
     PlanStep,
     RunSucceeded,
+    StepDone,
     facts,
     read_facts,
 )
 
-ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED, Kind.SUCCEEDED)
+ARM_KINDS = (
+    Kind.PLAN_OPENED,
+    Kind.PLAN_STEP,
+    Kind.PLAN_ACCEPTED,
+    Kind.CALL_INTENDED,
+    Kind.STEP_DONE,
+    Kind.SUCCEEDED,
+)
 """The kinds of events from which the arm that was played is read."""
 
 
@@ -159,13 +167,16 @@ def _rounds(events: Sequence[Event]) -> list[_Round]:
     opened = [fact for fact in facts(events, PlanOpened) if fact.mode != "repair"]
     workers: dict[int, dict[int, str]] = {}
     placed: dict[int, int] = {}
+    called: dict[str, str] = {}
     for event in events:
         fact = event.fact
         if isinstance(fact, PlanStep):
             workers.setdefault(fact.proposal, {})[fact.n] = fact.worker
             placed[fact.n] = fact.proposal
         elif isinstance(fact, CallIntended) and fact.n is not None and fact.n in placed:
-            workers[placed[fact.n]][fact.n] = fact.worker
+            workers[placed[fact.n]][fact.n] = called[fact.call] = fact.worker
+        elif isinstance(fact, StepDone) and fact.call in called:  # the output of an earlier call may stand
+            workers[placed[fact.n]][fact.n] = called[fact.call]
     found = []
     for accepted in facts(events, PlanAccepted):
         made = [fact.decision for fact in opened if fact.proposal <= accepted.proposal]
