@@ -91,3 +91,4 @@ def test_the_time_of_a_tier_is_no_budget(tmp_path: Path) -> None:
     assert pool != pool_of(SLOWER)
     reply = reply_out_of_time(tmp_path, ask_within(None), pool)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")
+    assert "time limit of 8 seconds" in reply.json()["error"]["message"]

@@ -327,6 +327,8 @@ def ending_error(state: RunState) -> BatonError | None:
         return errors.BudgetExhausted(end.budget, end.budget_until, run=state.run)
     if state.state == "over_budget":
         return errors.RunOverBudget(_words_of_spent_budget(state), run=state.run)
+    if state.state == "expired":
+        return errors.RunExpired(_words_of_time_limit(state), code=end.error or None, run=state.run)
     if state.state == "failed":
         ending = ERRORS_OF_FAILED_RUNS.get(end.error, ending)
     return ending(code=end.error or None, run=state.run)
@@ -343,3 +345,13 @@ def _words_of_spent_budget(state: RunState) -> str:
     if state.turn.number:
         words += " A loop of tool calls is one run: the same conversation, sent again, goes on in a new one."
     return words
+
+
+def _words_of_time_limit(state: RunState) -> str:
+    """Say how long the run was allowed to take, and what to do. A request's `seconds` can only be less than the
+    tier's."""
+    return (
+        f"The run reached its time limit of {state.admitted.limits.seconds:g} seconds; `GET /v1/runs/{{id}}` lists "
+        "every attempt. Raise `reasoning_effort`, or `baton.budget.seconds` if the request has it, ask for less, or "
+        "ask an operator to raise the tier's limits."
+    )
