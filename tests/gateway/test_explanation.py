@@ -214,7 +214,7 @@ def test_of_what_a_step_was_granted_only_what_there_was_has_been_seen() -> None:
     waiting = explain(*before)["steps"][2]
     assert (waiting["has_begun"], waiting["saw"]["steps"]) == (False, [0, 1])
     data = explain(*before, *called(2), RunSucceeded(step=2, answer="ref-2", finish="stop"))
-    assert data["steps"][2]["saw"] == {"user": False, "steps": [0], "unseen": [1], "tool_results": 0}
+    assert data["steps"][2]["saw"] == {"user": False, "task_of": None, "steps": [0], "unseen": [1], "tool_results": 0}
     assert data["answer"]["rests_on"] == [0]
     assert "It saw the output of step 0. Withheld: the caller's words" in data["text"]
     assert "Nothing was shown of step 1, which ended without an output." in data["text"]
@@ -236,6 +236,16 @@ def test_the_answer_of_a_nested_workflow_does_not_agree_with_itself() -> None:
     assert "agreement" not in gaps(data)
     assert "the output of step 0 (the conductor itself)" in data["text"]
     assert "would see" not in data["text"], "the conductor was shown it when it was asked for a plan"
+
+
+def test_a_nested_step_that_was_shown_the_task_of_the_step_around_it_is_said_to_have_seen_it() -> None:
+    *before, conductor, accepted = planned(("ada", USER), (CONDUCTOR, Access(user=False)))
+    [opened, inner, inner_accepted] = planned(("bob", Access(user=False)), number=1, base=2, parent=1, room=3)
+    assert isinstance(inner, PlanStep)
+    nested = [opened, replace(inner, inherits=True), inner_accepted]
+    text = explain(admission(), *before, conductor, accepted, *called(0), *nested, *called(2))["text"]
+    assert "It saw the task of step 1. Withheld: the caller's words" in text
+    assert "nothing but its subtask" not in text.partition("Step 2")[2]
 
 
 def test_equal_texts_leave_no_question_whether_they_agree() -> None:
@@ -287,7 +297,7 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     assert (data["object"], data["run"], data["shape"]["decided_by"]) == ("run.explanation", run, "caller")
     first, _, last = data["steps"]
     assert (first["planned_worker"], first["replaced"], first["failed_calls"]) == ("alpha", True, 1)
-    assert last["saw"] == {"user": False, "steps": [1], "unseen": [], "tool_results": 0}
+    assert last["saw"] == {"user": False, "task_of": None, "steps": [1], "unseen": [], "tool_results": 0}
     assert {name: last["withheld"][name] for name in ("user", "steps", "by")} == {
         "user": True,
         "steps": [0],

@@ -113,6 +113,8 @@ class StepSaw(Reply):
     """The sources of the messages of a step's worker, besides its subtask."""
 
     user: bool
+    task_of: int | None
+    """The step that it is nested in, if it was shown the task of that one."""
     steps: list[int]
     unseen: list[int]
     """Steps on its access list of which nothing was shown, because they ended without an output."""

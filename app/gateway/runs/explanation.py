@@ -371,8 +371,12 @@ def _describe_seen(run: _ExplainedRun, step: StepState, *, has_begun: bool) -> D
     unseen: Sequence[int] = ()
     if has_begun:
         unseen = steps_without_output(run.state, step.access.steps)
+    task_of = None
+    if step.inherits:
+        task_of = run.state.find_proposal(step.proposal).parent
     return {
         "user": step.access.user,
+        "task_of": task_of,
         "steps": [n for n in step.access.steps if n not in unseen],
         "unseen": list(unseen),
         "tool_results": sum(bool(exchange.results) for exchange in step.exchanges),

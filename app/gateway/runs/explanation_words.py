@@ -322,6 +322,8 @@ def _describe_seen(saw: Data) -> str:
     parts: list[str] = []
     if saw["user"]:
         parts.append("the caller's conversation")
+    if saw["task_of"] is not None:
+        parts.append(f"the task of step {saw['task_of']}")
     if saw["steps"]:
         parts.append(f"the output of {_step_list(saw['steps'])}")
     if saw["tool_results"]:
