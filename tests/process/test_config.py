@@ -535,6 +535,13 @@ def test_what_others_put_into_the_environment() -> None:
         assert fault.startswith(f"{variable}_PORT: was overwritten by Kubernetes for a Service called {service}; set ")
 
 
+@pytest.mark.parametrize("variable", ["BATON_PEPPER", "BATON_ARCHIVE"])
+def test_a_setting_that_is_not_utf8_is_a_fault(variable: str) -> None:
+    """The bytes come from the environment as surrogates, which neither the pepper's hash nor `--json` can have."""
+    value = b"0123456789abcdef0123456789abcdef\xfc".decode("utf-8", "surrogateescape")
+    assert list(faults({variable: value})) == [f"{variable}: is not UTF-8; correct the value"]
+
+
 def test_a_first_key_that_is_no_key_is_a_fault_of_its_setting() -> None:
     (fault,) = faults({"BATON_BOOTSTRAP_KEY": "my-own-key"})
     assert fault.startswith("BATON_BOOTSTRAP_KEY: must look like bt_")
