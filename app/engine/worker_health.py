@@ -75,6 +75,8 @@ class Health:
         self._counted_calls: dict[str, None] = {}
         self._last_signs: dict[Key, float] = {}
         """The time of the last sign of life of each worker, by `monotonic`."""
+        self._found_alive: dict[Key, Breaker] = {}
+        """The breaker of each worker as it was when a probe found it alive."""
         self._slow_replies: dict[Key, float] = {}
         """The time of the last reply of each worker that took long, by `monotonic`; long ago if none did."""
         self._reply_seconds: dict[Key, deque[float]] = {}
@@ -89,6 +91,7 @@ class Health:
         kept = {_key(worker) for worker in catalog.workers.values() if worker.provider in unchanged}
         self._breakers = _only(kept, self._breakers)
         self._last_signs = _only(kept, self._last_signs)
+        self._found_alive = _only(kept, self._found_alive)
         self._slow_replies = _only(kept, self._slow_replies)
         self._reply_seconds = _only(kept, self._reply_seconds)
         changed = self._specs.keys() - unchanged
@@ -154,8 +157,10 @@ class Health:
         return last is not None and self._monotonic() - last > SLOW_SECONDS
 
     def is_suspect(self, worker: Worker) -> bool:
-        """Return True if the latest call of it failed."""
+        """Return True if the latest call of it failed, and no probe has found it alive since."""
         its_breaker = self._breaker_of(_key(worker))
+        if its_breaker == self._found_alive.get(_key(worker)):
+            return False
         return bool(its_breaker.failures or its_breaker.reason)
 
     def is_out(self, worker: Worker) -> bool:
@@ -167,7 +172,10 @@ class Health:
         if alive:
             self.note_sign_of_life(worker)
         now, before = self._monotonic(), self._breaker_of(_key(worker))
-        self._keep(worker, before, breaker.after_probe(before, alive=alive, now=now), now)
+        after = breaker.after_probe(before, alive=alive, now=now)
+        if alive:
+            self._found_alive[_key(worker)] = after
+        self._keep(worker, before, after, now)
 
     # -- before a call
 

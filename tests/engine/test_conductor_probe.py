@@ -170,6 +170,14 @@ async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub,
         await until(lambda: not is_out(runtime))
 
 
+async def test_who_costs_money_and_failed_once_is_asked_until_it_answers(stub: ProviderStub, tmp_path: Path) -> None:
+    async with run_watched_service(stub, tmp_path, price=1.0) as runtime:
+        stub.script("planner", Fail(status=500))
+        await run(runtime)
+        await until(lambda: len(probes(stub)) == 1)
+        await assert_stays(lambda: len(probes(stub)) == 1, seconds=2 * OFTEN + 0.5)
+
+
 @pytest.mark.parametrize("refusal", [Fail(status=429), Fail(status=400)])
 async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_path: Path, refusal: Fail) -> None:
     async with run_watched_service(stub, tmp_path) as runtime:

@@ -3,7 +3,7 @@
 A conductor that has not answered anything for two seconds is asked for one token. If that does not come in time, twice,
 its breaker opens with the reason `out`: tiers that it conducts go to the fallback at once, and plans that wait for it
 are given up. The next token closes the breaker. Nothing of this is journaled, and next to nothing of it costs money:
-one that has a price is asked only after a real call has failed.
+one that has a price is asked only after a real call has failed, until a token comes.
 """
 
 import asyncio
