@@ -47,7 +47,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("worker",),
     ),
     "baton_tenant_cost_micro_usd_total": (
-        "Micro-dollars of all calls, by tenant; those beyond BATON_METRICS_TENANTS are counted as `other`.",
+        "Micro-dollars of all calls but those of shadows, by tenant; tenants beyond BATON_METRICS_TENANTS are `other`.",
         ("tenant",),
     ),
     "baton_plans_total": ("Proposals, by outcome.", ("tier", "outcome")),
