@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from app.core.pool.catalog import Limits, Price, Worker
 from app.core.rating.economics import JournaledRun
 from app.core.rating.forecast import Forecast, History, PlannedStep, forecast
+from app.core.run.events import Event
 from app.core.run.kinds import Kind
 from tests.harness.stand_ins import PLAN_RUN, TEXTS, journal_of
 
@@ -58,6 +59,23 @@ def test_it_expects_what_steps_at_the_same_place_took() -> None:
     first = next(event for event in events if event.kind is Kind.CALL_INTENDED)
     took = events[-1].at - first.at
     assert expected.seconds.p50 == pytest.approx(took), "with what came between the steps, and without the planning"
+
+
+def test_the_wait_for_an_approval_is_no_time_that_a_plan_takes() -> None:
+    """A plan that a caller sends, or of a fixed shape, is there at once; then somebody takes an hour to approve it."""
+    events, wait = [], 0.0
+    for event in past().events:
+        more: dict[str, object] = {}
+        if event.kind is Kind.ADMITTED:
+            more["approval"] = {"seconds": 3_600.0, "workers": ["alpha"]}
+        if event.kind is Kind.PLAN_OPENED:
+            more["instant"] = True
+        if event.kind is Kind.CALL_INTENDED and event.body["n"] is not None:
+            wait = 3_600.0
+        events.append(Event("run_past", event.seq, event.kind, event.at + wait, event.body | more))
+    approved = replace(past(), events=tuple(events))
+    expected = forecast(chain(), Limits(), History([approved] * 5))
+    assert expected.seconds.p50 == pytest.approx(forecast_for(chain(), 5).seconds.p50)
 
 
 def test_a_step_at_another_place_is_compared_with_those_in_its_role() -> None:

@@ -160,6 +160,7 @@ class _Run:
     def _take(self, kind: Kind, body: Json, at: float) -> None:
         if kind is Kind.ADMITTED:
             self.preview = bool(body.get("preview"))
+            self.instant = not body.get("approval")  # an hour may pass before somebody approves its plan
         elif kind is Kind.PLAN_OPENED:
             self.instant = self.instant and bool(body.get("instant"))
         elif kind is Kind.PLAN_STEP:
