@@ -56,6 +56,8 @@ class LoggedDecision(Struct, frozen=True):
     """The ref of what the decision rests on; empty where it was not stored."""
     further: "LoggedDecision | None" = None
     """The decision about the answer in a second round of a selector."""
+    spent: float = 0.0
+    """The micro-dollars that the run had cost before a decision in a second round."""
 
     @property
     def was_drawn(self) -> bool:
@@ -93,9 +95,21 @@ def _selector_decision(events: Sequence[Event], opened: PlanOpened) -> LoggedDec
         return first
     carried_out = {fact.proposal for fact in facts(events, PlanAccepted)} >= {later[-1].proposal}
     stopped = any(event.kind is Kind.SUCCEEDED and event.body.get("stopped") for event in events)
-    if carried_out and not stopped:
-        return replace(first, further=_decision_of(later[-1]))
+    further = _decision_of(later[-1])
+    if further is not None and carried_out and not stopped:
+        return replace(first, further=replace(further, spent=_spent_before(events, later[-1].proposal)))
     return None
+
+
+def _spent_before(events: Sequence[Event], proposal: int) -> float:
+    """Return the micro-dollars that a run had cost when a proposal was opened."""
+    spent = 0.0
+    for event in events:
+        if event.kind is Kind.PLAN_OPENED and event.body["proposal"] == proposal:
+            break
+        if event.kind is Kind.CALL_FINISHED:
+            spent += event.body["usd"]
+    return spent
 
 
 def _decision_of(opened: PlanOpened) -> LoggedDecision | None:
@@ -177,7 +191,7 @@ class Beliefs(Struct, frozen=True):
         able = [arm for arm in all_arms if arm.name in decision.candidates]
         if not able:
             return None
-        estimated = estimates(self.posterior, self.spec, able, workers, request_features)
+        estimated = estimates(self.posterior, self.spec, able, workers, request_features, decision.spent)
         return {max(estimated, key=lambda estimate: estimate.worth).arm.name: 1.0}
 
 

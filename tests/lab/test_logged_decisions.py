@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.core.plan.templates import arm_of_workers
-from app.core.pool.catalog import SelectorSpec, Worker
+from app.core.pool.catalog import Price, SelectorSpec, Worker
 from app.core.rating.features import Features, features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, update_posterior
@@ -190,3 +190,20 @@ def test_the_decision_of_a_second_round_follows_the_first() -> None:
     stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
     assert read_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
     assert read_decision(journal(*TWICE, accept_plan(1), stopped)) is None, "nobody came to do it"
+
+
+@pytest.mark.parametrize(("spent", "taken"), [(0, "accept"), (2_000, "redo luna")])
+def test_the_current_policy_knows_in_a_second_round_what_the_first_has_cost(spent: int, taken: str) -> None:
+    """As the selector does: once an answer has cost what counts as the whole, another call costs nothing more."""
+    spec = SelectorSpec(templates=("answer",), cost=0.9, full_usd=1_000)
+    workers = {name: Worker(name, "p", name, Price(output=3_000_000)) for name in ("sol", "luna")}
+    sight = features("What is 2 + 2?")
+    posterior = Posterior()
+    for name, value in (("luna", 1.0), ("sol", 0.0)) * 5:
+        rating = Rating(arm_of_workers("answer", [name]), sight, value, 950, 5.0)
+        posterior = update_posterior(posterior, spec, list(workers.values()), rating)
+    call = Kind.CALL_FINISHED, {"call": "c", "n": 0, "usd": spent}
+    decision = read_decision(journal(*TWICE[:3], call, TWICE[3], accept_plan(1), SUCCEEDED))
+    assert decision is not None
+    assert decision.further is not None
+    assert Beliefs(posterior, spec, workers).choice(decision.further, sight, decision) == {taken: 1.0}
