@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
+from app.core.rating.alignment import side_by_side
 from app.core.rating.comparison import Comparison, Recipient, compare, compare_unreadable, figures, pair_differences
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
-from tests.core.play import admission, intent, number_events, outcome, step_done
+from tests.core.play import admission, intent, number_events, outcome, step_done, step_failed
 
 
 def open_plan(proposal: int, base: int) -> Fact:
@@ -90,6 +91,17 @@ def test_without_texts_nothing_is_said_of_answers_and_outputs() -> None:
     comparison = compare(figures(chain()), figures(chain()), compare_unreadable)
     assert comparison.same_answer is None
     assert comparison.steps[1].same_output is None
+
+
+def test_steps_that_failed_have_no_output_that_could_be_the_same() -> None:
+    failed = number_events(
+        *[event.fact for event in chain()[:10]], intent("c2", 1), outcome("c2", 1, kind="error"), step_failed(1)
+    )
+    for second in (failed, chain()):
+        assert compare_runs(failed, second).steps[1].same_output is None
+        aligned = side_by_side(figures(failed), figures(second), same=lambda left, right: left == right)
+        assert aligned.pairs[1].same_output is None
+        assert "output" not in aligned.pairs[1].differs()
 
 
 def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first() -> None:

@@ -17,9 +17,9 @@ from app.core.rating.comparison import (
     Same,
     StepFigures,
     compare_answers,
+    compare_outputs,
     compare_unreadable,
     differences_to_json,
-    same_text,
 )
 
 Alignment = Literal["subtask", "worker", "place", "alone"]
@@ -143,7 +143,7 @@ def _pair(
     here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
     lost = tuple(sorted(set(first[1].access) - set(here.values())))
     gained = tuple(sorted([place for place, as_first in here.items() if as_first not in first[1].access]))
-    return AlignedSteps(first, other, by, same_text(first[1].output, other[1].output, same), lost, gained)
+    return AlignedSteps(first, other, by, compare_outputs(first[1], other[1], same), lost, gained)
 
 
 def _match_steps(

@@ -311,7 +311,14 @@ def _align_step(place: str, before: StepFigures | None, after: StepFigures | Non
     if before is None or after is None:
         return AlignedStep(place, before, after, same_subtask=None, same_output=None)
     subtasks = same_text(before.subtask, after.subtask, same)
-    return AlignedStep(place, before, after, subtasks, same_text(before.output, after.output, same))
+    return AlignedStep(place, before, after, subtasks, compare_outputs(before, after, same))
+
+
+def compare_outputs(first: StepFigures, second: StepFigures, same: Same) -> bool | None:
+    """Return whether two steps have the same output; None where one of them has none, or where that is not known."""
+    if first.state == second.state == "done":
+        return same_text(first.output, second.output, same)
+    return None
 
 
 def same_text(first: str, second: str, same: Same) -> bool | None:
