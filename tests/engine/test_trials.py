@@ -23,7 +23,7 @@ from app.core.pool.catalog import (
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, choose_version, history_of
 from app.core.pool.snapshot import seal_catalog, snapshot
 from app.core.rating.economics import JournaledRun
-from app.core.rating.promotion import Evidence, breaches, conditions
+from app.core.rating.promotion import Evidence, breaches, conditions, summarize_run
 from app.core.run.events import Event, Fact, RunAdmitted, RunCancelled, RunEnd, RunOverBudget, RunSucceeded
 from app.engine.conductors import watch
 from app.engine.conductors.trials import (
@@ -250,6 +250,16 @@ async def test_a_damaged_run_keeps_no_other_one_from_being_evidence() -> None:
     journal.damage("shadow_1")
     (subject,) = await shadows_of(cast("Store", journal), "own", 0.0, NOW, answers=False)
     assert (len(subject.pairs), subject.unfinished) == (1, 1), "of the last one there is nothing to compare it with"
+
+
+def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
+    journal = Journal()
+    journal.add("run", NOW)
+    _, run = journal._runs["run"]
+    clusters = [
+        summarize_run(replace(run, tenant=tenant, users=("7",))).cluster for tenant in ("acme", "acme", "other")
+    ]
+    assert clusters[0] == clusters[1] != clusters[2]
 
 
 SUBJECT = Tier("next", ("b",), ConductorSpec("model", worker="planner"), "b", {"medium": Limits()})

@@ -32,7 +32,7 @@ class ComparedRun(Struct, frozen=True):
 
     run: str
     cluster: str
-    """The end user whom the request named, or else the run itself."""
+    """The end user of its tenant whom the request named, or else the run itself."""
     answered: bool
     degraded: bool
     usd: int
@@ -82,7 +82,7 @@ def summarize_run(run: JournaledRun) -> ComparedRun:
             verdicts[source] = is_success
     return ComparedRun(
         run=run.id,
-        cluster=run.users[0] if run.users else run.id,
+        cluster=f"{run.tenant} {run.users[0]}" if run.users else run.id,
         answered=run.state == "succeeded",
         degraded=run.degraded,
         usd=sum(fact.usd for fact in facts(run.events, CallFinished)),
