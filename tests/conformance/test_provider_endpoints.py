@@ -148,15 +148,17 @@ async def test_a_refused_request_says_nothing_of_its_endpoint() -> None:
         await endpoints.close()
 
 
-@pytest.mark.parametrize("slow", [Hang(), Reply(endless=True, gap=0.01)])
-async def test_the_end_of_a_callers_time_says_nothing_of_an_endpoint(tmp_path: Path, slow: Hang | Reply) -> None:
+@pytest.mark.parametrize(("slow", "seconds"), [(Hang(), 0.3), (Reply(endless=True, gap=0.01), 1.5)])
+async def test_the_end_of_a_callers_time_says_nothing_of_an_endpoint(
+    tmp_path: Path, slow: Hang | Reply, seconds: float
+) -> None:
     async with ProviderStub() as east, ProviderStub() as west:
         for stub in (east, west):
             stub.always("model-a", slow)
         pool = POOL.format(east=east.openai_url, west=west.openai_url)
         environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
         async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
-            reply = await ask(client, baton={"budget": {"seconds": 0.3}})
+            reply = await ask(client, baton={"budget": {"seconds": seconds}})
             assert reply.is_success == isinstance(slow, Reply), reply.text
             assert figures(runtime, "state") == {"east": 0, "west": 0}
 

@@ -333,9 +333,9 @@ async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) ->
         with pytest.raises(QueueUnavailable):
             await queue.ready()
         server.start()
-        await queue.ready()
-        await queue.enqueue([ticket(1)])
-        assert len(await queue.take(1, 1.0)) == 1
+        await _again(queue.ready)
+        await _again(lambda: queue.enqueue([ticket(1)]))
+        assert len(await _again(lambda: queue.take(1, 1.0))) == 1
 
 
 async def test_a_server_that_may_evict_tickets_is_refused() -> None:
