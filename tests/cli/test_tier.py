@@ -25,8 +25,8 @@ def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) 
     pool = tmp_path / "pool.toml"
     pool.write_text(REHEARSAL.read_text() + NEXT)
     environ = {"BATON_POOL": str(pool)}
-    tried = baton(tmp_path, "tier", "canary", "baton-mini", "--to", "rehearsal-sage", "--share", "0.1", **environ)
-    assert "baton-mini: its own definition; canary worker rehearsal-sage for 10% of the runs" in tried.out
+    tried = baton(tmp_path, "tier", "canary", "baton-mini", "--to", "rehearsal-sage", "--share", "0.004", **environ)
+    assert "baton-mini: its own definition; canary worker rehearsal-sage for 0.4% of the runs" in tried.out
     refused = baton(tmp_path, "tier", "promote", "baton-mini", "--to", "baton-next", **environ)
     assert (refused.status, "min_pairs" in refused.out, "Not promoted" in refused.err) == (1, True, True)
     assert "baton-mini, without a run to compare:" in refused.out

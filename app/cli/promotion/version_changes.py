@@ -90,7 +90,7 @@ def show(
         at = terminal.second(change.at)
         share = ""
         if change.kind == "canary":
-            share = f"{change.share:.0%}"
+            share = _percent(change.share)
         cells = (
             at,
             change.who,
@@ -108,7 +108,11 @@ def canary_text(now: VersionsInForce) -> str:
     """Return the canary in words; empty if there is none."""
     if not now.canary:
         return ""
-    return f"; canary {now.canary} for {now.share:.0%} of the runs"
+    return f"; canary {now.canary} for {_percent(now.share)} of the runs"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
 def name_signers_in_findings(note: str) -> str:
