@@ -331,6 +331,24 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
         assert (candidate["figures"][0]["count"], candidate["conditions"][0]["count"]) == (20, pairs)
 
 
+@pytest.mark.parametrize(("promoted_at", "holds"), [(NOW - 900.0, False), (NOW - 2_000.0, True)])
+async def test_a_shadow_from_before_a_promotion_of_the_model_that_plans_is_no_evidence_for_the_tier(
+    promoted_at: float, holds: bool
+) -> None:
+    """Another version planned for the tier, and for what is to serve it, than does now."""
+    journal = Journal(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", promoted_at)), [POOL])
+    of_shadow = {"budgets": (shadow_budget("own", 0).id,), "origin_kind": "shadow", "tier": "next", "pool": ("b",)}
+    for number in range(3):
+        journal.add(f"run_{number}", NOW - 1_000.0, catalog=POOL.digest)
+        shadow: dict[str, Any] = of_shadow | {"origin_run": f"run_{number}", "catalog": POOL.digest}
+        journal.add(f"shadow_{number}", NOW - 500.0, **shadow)
+    store = cast("Store", journal)
+    judgements = await watch.gate(store, POOL, RequestedChange("tier own", "promoted", "tier next"))
+    assert watch.may_be_promoted(judgements) is holds
+    (reported,) = (await report(store, PresentDefinitions(store, POOL), OWN, 0.0, NOW, None))["candidates"]
+    assert (reported["left_out"], reported["promotable"]) == (0 if holds else 3, holds)
+
+
 @pytest.mark.parametrize("is_changed", [False, True], ids=["the same pool file", "another one before"])
 async def test_a_promotion_is_not_judged_by_runs_of_another_definition(is_changed: bool) -> None:
     """Nobody waits for an answer since the tier has a weak pool, whatever conducts it."""

@@ -18,13 +18,13 @@ from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import (
-    Change,
     HistoryEntry,
     VersionsInForce,
     choose_version,
     history_of,
     latest_change_of_live,
     live_since,
+    versions_in_force,
 )
 from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.pool.snapshot import restore_catalog
@@ -297,9 +297,17 @@ class PresentDefinitions:
         self._catalog = catalog
         self._known: dict[tuple[str, str, str], bool] = {}
 
-    async def changes(self) -> Sequence[Change]:
-        """Return all changes of what is live."""
-        return await self._store.changes()
+    async def live_since(self, tier: Tier, subject: str) -> float:
+        """Return when that which serves a tier, or a version that plans there or for the subject, last became another
+        one. What was compared before it speaks neither for nor against the subject."""
+        changes = await self._store.changes()
+        service = f"{TIER}{tier.name}"
+        names = {service}
+        for served_by in ("", versions_in_force(changes).get(service, VersionsInForce()).live, subject):
+            definition = definition_of(self._catalog, tier.name, served_by)
+            if definition is not None and definition.conductor.worker is not None:
+                names.add(definition.conductor.worker)
+        return max([live_since(changes, name) for name in names])
 
     async def served(self, tier: str, run: ComparedRun, subject: str = "") -> bool:
         """Return True if the run was served so. `subject` is what it tried as a shadow of the tier. False also where
@@ -315,7 +323,7 @@ class PresentDefinitions:
         """Return the pairs of a tier's runs and their shadows with the subject of which both runs were served so, and
         the tier's run by what was live: a canary says nothing of that."""
         own = self._catalog.tiers[tier]
-        history = history_of(await self.changes(), _conductor_of(own, subject))
+        history = history_of(await self._store.changes(), _conductor_of(own, subject))
         unchanged = []
         for pair in pairs:
             in_force = _in_force_at(history, pair.live.admitted_at)
@@ -436,7 +444,7 @@ async def judge(
     store: Store, catalog: Catalog, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
 ) -> Judgement | None:
     """Judge a candidate by the conditions of a tier; None where there are none. `subject` is its name among shadows.
-    Only runs that were admitted from `since` on are evidence, and that were served as the pool file still says.
+    Only runs that were admitted from `since` on are evidence, and that were served as they are now.
 
     Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
     """
@@ -444,6 +452,7 @@ async def judge(
         return None
     source, evidence, left_out = "none", NO_EVIDENCE, 0
     definitions = PresentDefinitions(store, catalog)
+    since = max(since, await definitions.live_since(tier, subject))
     for shadow in await shadows_of(store, tier.name, since, now, answers=False):
         if shadow.subject != subject:
             continue
@@ -492,11 +501,10 @@ async def report(
     counts: dict[str, int] | None = None
     if drawn is not None:
         counts = dict(sorted(drawn.items()))
-    changes = await definitions.changes()
     candidates = []
     for name in sorted(by_subject):
         evidence = await definitions.unchanged_pairs(tier.name, name, by_subject[name].pairs)
-        since_change = live_since(changes, _conductor_of(tier, name))
+        since_change = await definitions.live_since(tier, name)
         evidence = [pair for pair in evidence if pair.live.admitted_at >= since_change]
         candidates.append(_report_on_candidate(tier, by_subject[name], evidence))
     return {

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import VersionsInForce, history_of, live_since, versions_in_force
+from app.core.pool.conductor_versions import VersionsInForce, history_of, versions_in_force
 from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, is_promotable
 from app.engine.conductors import versions
@@ -69,7 +69,7 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange) -> tuple
         return ()
     history = history_of(changes, wanted.conductor)
     now = await store.clock()
-    since = max(now - EVIDENCE_SECONDS, live_since(changes, wanted.conductor))
+    since = now - EVIDENCE_SECONDS
     subject = subject_of(wanted.conductor, wanted.version)
     judgements = []
     for tier in tiers:
