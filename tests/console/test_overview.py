@@ -23,7 +23,8 @@ from app.process.wiring import Runtime
 from tests.harness.console import ORIGIN, SAME_ORIGIN, console_client, hidden_value, page_text, sign_in
 from tests.harness.in_process import app_over, ask, client_of, pool_text, running_service, script_answers
 from tests.harness.stand_ins import GatewayStandIn
-from tests.stubs import ProviderStub
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub
 
 
 @pytest.fixture
@@ -43,6 +44,26 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
     reply = await client.get(path)
     assert reply.status_code == 200, reply.text
     return reply.text
+
+
+async def test_a_number_whose_runs_no_filter_selects_leads_nowhere(tmp_path: Path) -> None:
+    """Runs without a plan: a list without a filter by the topology would have all runs."""
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
+        script_answers(stub)
+        stub.script("planner", Hang())
+        async with client_of(runtime) as caller:
+            await ask(caller)
+            order = {"model": "baton-ultra", "input": "2 + 2?", "background": True}
+            response = (await caller.post("/v1/responses", json=order)).json()["id"]
+            await until(lambda: any(request.model == "planner" for request in stub.requests))
+            assert (await caller.post(f"/v1/runs/{response}/cancel")).json()["topology"] is None
+        with app_over(runtime.gateway) as app:
+            async with console_client(app) as client:
+                await sign_in(client, await wide_key(runtime))
+                page = await page_of(client, "/console?period=hour")
+    [row] = re.findall(r"<tr><th[^>]*>no plan yet</th>(.*?)</tr>", page, re.DOTALL)
+    assert page_text(row).startswith("1 ")
+    assert "href" not in row
 
 
 @pytest.mark.long
