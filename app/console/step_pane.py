@@ -16,7 +16,7 @@ NO_ALTERNATIVES: Final[Mapping[str, str]] = {
     "caller": "There were no alternatives: the plan is the caller's own.",
     "fixed_plan": "There were no alternatives: the plan is the tier's fixed one.",
     "random_plan": "The worker was drawn at random: each that may do the step was as likely.",
-    "selector": "The decision of the selector is not recorded.",
+    "selector": "The selector's decision on this plan is not shown here: the API's record of the run has all of them.",
     "fallback": "There were no alternatives: a fallback planned, because no plan of the conductor could be used.",
     "repeated_plan": "There were no alternatives: the plan is that of the run which is repeated.",
 }
@@ -109,6 +109,9 @@ def content(views: Data, number: int) -> dict[str, Any]:
     explanation, step = views["explanation"], views["step"]
     own = next((words for words in explanation["steps"] if words["n"] == number), None)
     choice = explanation["shape"]["choice"]
+    plan = next(node["proposal"] for node in steps(views) if node["number"] == number)
+    if choice is not None and choice["proposal"] != plan:
+        choice = None
     not_shown = None
     if step is None:
         not_shown = "The texts of this step need a key with the scope audit:read."

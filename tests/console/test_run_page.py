@@ -17,6 +17,7 @@ from app.console import run as run_page
 from app.console.api import Api, Event, Session
 from app.console.live import patch
 from app.console.run import REGIONS
+from app.console.step_pane import content as step_content
 from app.console.step_pane import why_no_alternatives
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -166,6 +167,21 @@ async def test_text_of_workers_is_text_whatever_it_contains(
 )
 def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probability: float | None, reason: str) -> None:
     assert reason in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
+
+
+@pytest.mark.parametrize(("proposal", "shown"), [(1, True), (0, False)])
+def test_the_alternatives_of_a_selector_stand_at_the_steps_of_the_plan_that_it_chose(
+    proposal: int, *, shown: bool
+) -> None:
+    choice = {"proposal": 1, "action": "reason bob"}
+    own = {"n": 0, "chosen_by": "selector", "probability": None}
+    views = {
+        "explanation": {"steps": [own], "shape": {"choice": choice}},
+        "graph": {"nodes": [{"kind": "step", "number": 0, "proposal": proposal}]},
+        "step": None,
+    }
+    content = step_content(views, 0)
+    assert (content["choice"], content["no_choice"] == "") == (choice if shown else None, shown)
 
 
 @pytest.mark.long

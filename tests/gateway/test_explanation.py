@@ -248,6 +248,18 @@ def test_a_nested_step_that_was_shown_the_task_of_the_step_around_it_is_said_to_
     assert "nothing but its subtask" not in text.partition("Step 2")[2]
 
 
+def test_the_shape_is_explained_by_the_choice_of_the_round_that_it_is_of() -> None:
+    """In a further round the selector chooses to accept the answer, which has no shape."""
+    opened, *first = planned(("ada", USER))
+    assert isinstance(opened, PlanOpened)
+    chosen = replace(opened, conductor="selector", decision=DECISION)
+    accepts = DECISION | {"action": "accept", "candidates": {"accept": 1.0}}
+    second = PlanOpened(1, 1, "first", "selector", round=2, decision=accepts)
+    shape = explain(admission(), chosen, *first, *called(0), second, PlanAccepted(1, "", 0, ""))["shape"]
+    assert shape["decided_by"] == "selector"
+    assert (shape["choice"]["action"], shape["choice"]["proposal"]) == ("answer bob", 0)
+
+
 def test_equal_texts_leave_no_question_whether_they_agree() -> None:
     end = RunSucceeded(step=1, answer="ref-1", finish="stop")
     facts = [admission(), *planned(("ada", USER), ("bob", USER)), *called(0), *called(1), end]

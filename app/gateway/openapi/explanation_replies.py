@@ -31,6 +31,8 @@ class Alternative(Reply):
 class SelectorChoice(Reply):
     """A selector's choice, with its likeliest alternatives and the choice itself as the first of them."""
 
+    proposal: int
+    """The proposal that it was made for."""
     action: str
     probability: float
     explored: bool

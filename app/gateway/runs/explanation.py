@@ -186,7 +186,7 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
 def _shape(run: _ExplainedRun) -> Data:
     """Return the reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
     choose."""
-    proposals = run.state.all_proposals
+    proposals, decisive = run.state.all_proposals, _decisive_proposal(run.state)
     shape: Data = {
         "topology": run.state.topology or None,
         "rounds": run.state.round_count,
@@ -195,11 +195,10 @@ def _shape(run: _ExplainedRun) -> Data:
         "conductor": None,
         "version": None,
         "reason": run.reason("", asked=False),
-        "choice": _choice(run),
+        "choice": _choice(run, decisive),
         "proposals": [_proposal(proposal) for proposal in proposals],
         "rejected": sum(proposal.state == "rejected" for proposal in proposals),
     }
-    decisive = _decisive_proposal(run.state)
     if decisive is None:
         return shape
     shape["decided_by"] = find_decider(decisive, run.events)
@@ -234,17 +233,22 @@ def _proposal(proposal: Proposal) -> Data:
     }
 
 
-def _choice(run: _ExplainedRun) -> Data | None:
-    """Return the choice of a selector with its likeliest alternatives, or None."""
-    decisions = [fact.decision for fact in facts(run.events, PlanOpened) if fact.decision]
+def _choice(run: _ExplainedRun, decisive: Proposal | None) -> Data | None:
+    """Return the last choice of a selector that led to the decisive proposal, with its likeliest alternatives, or
+    None."""
+    decisions: dict[int, Mapping[str, Any]] = {}
+    for number, opening in run.openings.items():
+        if opening.decision and decisive is not None and number <= decisive.number:
+            decisions[number] = opening.decision
     if not decisions:
         return None
-    decision = decisions[-1]
+    proposal, decision = list(decisions.items())[-1]
     candidates: Mapping[str, float] = decision["candidates"]
     predicted: Mapping[str, Any] = decision.get("predicted", {})
     order = sorted(candidates, key=lambda name: (name != decision["action"], -candidates[name], name))
     names = order[: MOST_ALTERNATIVES + 1]
     return {
+        "proposal": proposal,
         "action": decision["action"],
         "probability": round(decision["propensity"], DIGITS),
         "explored": decision["explored"],
