@@ -115,6 +115,7 @@ def test_a_replay_that_waits_for_an_approval_is_listed_and_ends_the_command(desk
     careful = Desk({**desk.environ, "BATON_POOL": str(pool)}, desk.runs)
     report = careful.read("replay", *desk.runs, "--max-usd", "1", "--concurrency", "1")
     assert [pair["comparison"]["second"]["state"] for pair in report["pairs"]] == ["awaiting_approval"]
+    assert report["metrics"] == [], "nor how it compares with its run"
     assert report["left_out"] == {"no money left": 1}
 
 

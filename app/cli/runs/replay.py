@@ -401,9 +401,11 @@ async def _compare_runs(settings: Any, args: Arguments) -> Comparison:
 
 
 def _intervals(batch: Batch, seed: int) -> list[tuple[PairedDifference, Interval | None]]:
-    """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
+    """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair. What
+    a replay that waits will have come to is not known."""
+    comparisons = [pair.comparison for pair in batch.pairs if pair.comparison is not None]
     intervals: list[tuple[PairedDifference, Interval | None]] = []
-    for metric in pair_differences([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
+    for metric in pair_differences([pair for pair in comparisons if pair.second.state not in WAITING]):
         spread = None
         if metric.pairs > 1:
             means = paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES)
