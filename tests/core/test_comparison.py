@@ -104,6 +104,20 @@ def test_steps_that_failed_have_no_output_that_could_be_the_same() -> None:
         assert "output" not in aligned.pairs[1].differs()
 
 
+def test_the_scores_of_two_runs_are_compared_where_they_are_of_one_kind() -> None:
+    thumbs, grade = make_feedback("explicit", "user", 1.0, 1.0), make_feedback("grader", "numeric", 0.0, 2.0)
+    rated, graded, both = figures(chain(), [thumbs]), figures(chain(), [grade]), figures(chain(), [thumbs, grade])
+    assert compare(rated, graded).difference("score") is None
+    assert compare(rated, both).difference("score") == 0.0
+    assert compare(both, graded).difference("score") == 0.0
+    [metric] = [
+        metric
+        for metric in pair_differences([compare(rated, graded), compare(rated, both)])
+        if metric.metric == "score"
+    ]
+    assert (metric.pairs, metric.first, metric.second) == (1, 1.0, 1.0)
+
+
 def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first() -> None:
     ratings = [
         make_feedback("explicit", "user", 0.2, 1),

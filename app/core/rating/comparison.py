@@ -29,6 +29,8 @@ USER: Final = "user"
 """The caller's words, in the list of what a recipient saw."""
 METRICS: Final = ("usd", "seconds", "input_tokens", "output_tokens", "calls", "score")
 """The figures that are compared pair by pair."""
+SCORING_KINDS: Final[tuple[FeedbackKind, ...]] = ("grader", "explicit")
+"""The kinds of ratings that have scores, the preferred one first."""
 
 Role = Literal["worker", "conductor", "embedder"]
 Same = Callable[[str, str], bool | None]
@@ -129,12 +131,10 @@ class RunFigures(Struct, frozen=True):
         steps = [ref for step in self.steps.values() for ref in (step.subtask, step.output)]
         return sorted({self.answer, *steps} - {""})
 
-    def metric(self, name: str) -> float | None:
-        """Return the figure of one of `METRICS`; None if it is not known."""
+    def metric(self, name: str) -> float:
+        """Return the figure of one of `METRICS`, which is not the score."""
         if name in ("usd", "seconds", "calls"):
             return float(getattr(self, name))
-        if name == "score":
-            return self.score
         return float(self.usage.input if name == "input_tokens" else self.usage.output)
 
     def to_json(self) -> dict[str, Any]:
@@ -296,9 +296,20 @@ def compare_answers(first: RunFigures, second: RunFigures, same: Same) -> bool |
 
 def difference(first: RunFigures, second: RunFigures, metric: str) -> float | None:
     """Return the second run's figure less the first one's; None if one of them is not known."""
-    before, after = first.metric(metric), second.metric(metric)
-    if before is not None and after is not None:
-        return after - before
+    values = _values(first, second, metric)
+    if values is None:
+        return None
+    return values[1] - values[0]
+
+
+def _values(first: RunFigures, second: RunFigures, metric: str) -> tuple[float, float] | None:
+    """Return a metric of both runs; None if one of them is not known. Scores are compared with those of the same kind,
+    of graders and judges, or else of callers."""
+    if metric != "score":
+        return first.metric(metric), second.metric(metric)
+    for kind in SCORING_KINDS:
+        if kind in first.scores and kind in second.scores:
+            return first.scores[kind], second.scores[kind]
     return None
 
 
@@ -386,15 +397,15 @@ def pair_differences(comparisons: Sequence[Comparison]) -> tuple[PairedDifferenc
     """Return the paired differences of each metric that at least one pair has."""
     found = []
     for metric in METRICS:
-        pairs = [comparison for comparison in comparisons if comparison.difference(metric) is not None]
-        if pairs:
-            found.append(_pair_difference(metric, pairs))
+        pairs = [_values(comparison.first, comparison.second, metric) for comparison in comparisons]
+        known = [values for values in pairs if values is not None]
+        if known:
+            found.append(_pair_difference(metric, known))
     return tuple(found)
 
 
-def _pair_difference(metric: str, pairs: Sequence[Comparison]) -> PairedDifference:
-    before = [pair.first.metric(metric) or 0.0 for pair in pairs]
-    after = [pair.second.metric(metric) or 0.0 for pair in pairs]
+def _pair_difference(metric: str, pairs: Sequence[tuple[float, float]]) -> PairedDifference:
+    before, after = [first for first, _ in pairs], [second for _, second in pairs]
     differences = tuple([new - old for old, new in zip(before, after, strict=True)])
     return PairedDifference(
         metric=metric,
