@@ -17,7 +17,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Limits, Worker
 from app.lab.grading import Grader, grader
 from app.lab.lessons import draw_lesson
-from app.lab.rollouts import Rollout, Turns, conductor_prompt, opening
+from app.lab.rollouts import Rollout, Turns, conductor_prompt
 
 SMALLEST = 3
 """Workers of a pool that is drawn at random, if there are as many."""
@@ -68,8 +68,16 @@ def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule
 
 
 def _last_question(conversation: Sequence[Mapping[str, str]]) -> str:
-    questions = [turn["content"] for turn in conversation if turn["role"] == "user"]
-    return " ".join(questions[-1].split()) if questions else ""
+    return (_questions(conversation) or [""])[-1]
+
+
+def first_question(conversation: Sequence[Mapping[str, str]]) -> str:
+    """Return the question with which a conversation begins, whatever the system prompt before it."""
+    return (_questions(conversation) or [""])[0]
+
+
+def _questions(conversation: Sequence[Mapping[str, str]]) -> list[str]:
+    return [" ".join(turn["content"].split()) for turn in conversation if turn["role"] == "user"]
 
 
 def draw_rules(count: int, seed: int) -> list[Rule]:
@@ -85,8 +93,8 @@ def draw_rules(count: int, seed: int) -> list[Rule]:
 def draw_fresh_rules(count: int, drawn: int, seed: int) -> list[Rule]:
     """Return the next `count` tasks after the first `drawn` of `draw_rules`, without those that stand among these."""
     rules = draw_rules(drawn + count, seed)
-    known = {opening(rule.conversation) for rule in rules[:drawn]}
-    return [rule for rule in rules[drawn:] if opening(rule.conversation) not in known]
+    known = {first_question(rule.conversation) for rule in rules[:drawn]}
+    return [rule for rule in rules[drawn:] if first_question(rule.conversation) not in known]
 
 
 def _exact_rule(text: str, answer: str) -> Rule:
@@ -96,9 +104,9 @@ def _exact_rule(text: str, answer: str) -> Rule:
 
 def split_held_out(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
     """Return the rules to train with, and those that are held out: at most a tenth. All turns of a conversation, and
-    equal questions, are on one side."""
+    equal questions under several system prompts, are on one side."""
     count = min(held_out, len(rules) // 10)
-    sizes = Counter([opening(rule.conversation) for rule in rules])
+    sizes = Counter([first_question(rule.conversation) for rule in rules])
     chosen: set[str] = set()
     for name in Random(f"held out|{seed}").sample(list(sizes), len(sizes)):
         if sizes[name] <= count:
@@ -106,7 +114,7 @@ def split_held_out(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[lis
             count -= sizes[name]
     learned, chosen_rules = [], []
     for rule in rules:
-        if opening(rule.conversation) in chosen:
+        if first_question(rule.conversation) in chosen:
             chosen_rules.append(rule)
         else:
             learned.append(rule)

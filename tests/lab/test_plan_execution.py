@@ -336,6 +336,17 @@ def test_all_turns_of_a_conversation_and_equal_questions_are_on_one_side() -> No
     assert not learned_openings & {rule.conversation[0]["content"] for rule in held_out}
 
 
+def test_a_question_under_several_system_prompts_is_on_one_side() -> None:
+    rules = []
+    for rule in draw_rules(60, 1):
+        for date in ("Monday", "Tuesday", "Wednesday"):
+            rules.append(replace(rule, conversation=({"role": "system", "content": date}, *rule.conversation)))
+    learned, held_out = split_held_out(rules, 128, 7)
+    assert (len(learned), len(held_out)) == (162, 18)
+    learned_questions = {rule.conversation[1]["content"] for rule in learned}
+    assert not learned_questions & {rule.conversation[1]["content"] for rule in held_out}
+
+
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:
     transport: Callable[[], httpx.MockTransport] = lambda: replying(200, reply())  # noqa: E731
     text = json.dumps({"steps": [{"worker": 0, **EMBER}]})

@@ -22,7 +22,7 @@ from app.core.rating.calibration import add_measurements
 from app.errors import ConfigInvalid
 from app.lab import chat_export, training_questions, world_file
 from app.lab.plan_execution import Place
-from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, opening, right_examples
+from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, right_examples
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
 from app.process.config import Configuration, configure, read
@@ -55,8 +55,8 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         name = world_file.TIER
     tier = _tier(config, args.tier or name)
     questions, asked, fresh = _questions(args, config, tier, recipe)
-    judging = {opening(question.rule.conversation) for question in (*asked, *fresh)}
-    others = [rollout for rollout in rollouts if opening(rollout.conversation) not in judging]
+    judging = {training_questions.first_question(question.rule.conversation) for question in (*asked, *fresh)}
+    others = [rollout for rollout in rollouts if training_questions.first_question(rollout.conversation) not in judging]
     common |= _examples(others, args, recipe, say)
     origin = {
         "imitated": args.warm_start,
