@@ -201,6 +201,44 @@ async def test_every_choice_is_taken(line: Line, box: Toolbox) -> None:
     assert text_of_pieces(await line.pieces(request(ASK, toolbox=box))) == "Hello there."
 
 
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+EITHER = {"type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+BRANCHES = {"type": "object", "oneOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {}}}]}
+
+
+@pytest.mark.parametrize("schema", [EITHER, BRANCHES])
+async def test_schemas_that_combine_others_at_the_root_are_taken(line: Line, schema: dict[str, Any]) -> None:
+    """As those of MCP servers. To Anthropic, which does not take them, all of the arguments are described."""
+    await line.pieces(request(ASK, toolbox=Toolbox((Tool("add", "Adds.", schema), LOOK))))
+    if line.format.name == "anthropic":
+        sent = line.stub.requests[0].json["tools"][0]["input_schema"]
+        assert (set(sent["properties"]), "anyOf" in sent, "oneOf" in sent) == ({"a", "b"}, False, False)
+
+
+NULLABLE = {"a": {"type": ["string", "null"]}, "b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+FIVE = {name: {"type": "string"} for name in "abcde"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "number", "strict"),
+    [
+        ({**CLOSED, "properties": {}, "required": []}, 20, True),
+        ({**CLOSED, "properties": {}, "required": []}, 21, False),
+        ({**CLOSED, "properties": NULLABLE, "required": ["a", "b"]}, 8, True),
+        ({**CLOSED, "properties": NULLABLE, "required": ["a", "b"]}, 9, False),
+        ({**CLOSED, "properties": FIVE}, 4, True),
+        ({**CLOSED, "properties": FIVE}, 5, False),
+    ],
+)
+async def test_anthropics_decoders_take_no_more_strict_tools_than_they_can(
+    schema: dict[str, Any], number: int, strict: bool
+) -> None:
+    tools = tuple(Tool(f"tool{n}", "", schema, strict=True) for n in range(number))
+    async with ProviderStub() as stub, connected(FORMATS["anthropic"], stub) as line:
+        await line.pieces(request(ASK, toolbox=Toolbox(tools)))
+    assert {"strict" in tool for tool in stub.requests[0].json["tools"]} == {strict}
+
+
 async def test_a_name_that_gemini_does_not_take_comes_back_as_it_was() -> None:
     async with ProviderStub() as stub, connected(FORMATS["gemini"], stub) as line:
         stub.script("model-a", Reply(chunks=(), tool_calls=(Calls("_0start"),), finish="tool"))

@@ -210,8 +210,12 @@ def _check_tools(body: dict[str, Any]) -> None:
             refuse(f"tools.{i}.custom.input_schema: Field required")
         if tool.get("type") in (None, "custom") and tool["input_schema"].get("type") != "object":
             refuse(f"tools.{i}.custom.input_schema.type: Input should be 'object'")
+        if {"oneOf", "allOf", "anyOf"} & tool.get("input_schema", {}).keys():
+            words = "input_schema does not support oneOf, allOf, or anyOf at the top level"
+            refuse(f"tools.{i}.custom.input_schema: {words}")
         if tool.get("strict"):
             _check_schema(tool["input_schema"], f"tools.{i}.custom")
+    _check_strict_limits([tool["input_schema"] for tool in tools if tool.get("strict")])
     output = (body.get("output_config") or {}).get("format")
     if output is not None:
         _check_schema(output["schema"], "output_config.format.schema")
@@ -244,3 +248,23 @@ def _check_schema(schema: Any, where: str) -> None:
     for inner in (*schema.get("properties", {}).values(), *definitions.values(), *schema.get("anyOf", ())):
         _check_schema(inner, where)
     _check_schema(schema.get("items"), where)
+
+
+def _check_strict_limits(schemas: list[Any]) -> None:
+    """Refuse more than the decoders take of the strict tools of one request."""
+    if len(schemas) > 20:
+        refuse(f"Too many strict tools ({len(schemas)}). The maximum number of strict tools supported is 20.")
+    optional = unions = 0
+    left = list(schemas)
+    while left:
+        schema = left.pop()
+        if not isinstance(schema, dict):
+            continue
+        properties = schema.get("properties", {})
+        optional += len(set(properties) - set(schema.get("required", [])))
+        unions += "anyOf" in schema or isinstance(schema.get("type"), list)
+        left += [*properties.values(), *schema.get("anyOf", ()), *schema.get("$defs", {}).values(), schema.get("items")]
+    if optional > 24:
+        refuse(f"Schemas contains too many optional parameters ({optional}), limit: 24.")
+    if unions > 16:
+        refuse(f"Schemas contains too many parameters with union types ({unions} parameters with type arrays or anyOf)")

@@ -15,7 +15,7 @@ log-probabilities. Options: `anthropic_version` (default 2023-06-01; a worker ma
 """
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -76,6 +76,9 @@ FINISH: dict[str, Finish] = {
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 UNSUPPORTED_KEYWORDS = FORMATS["anthropic"].undecoded
 """Keywords that structured outputs refuse with a 400."""
+STRICT_TOOLS, OPTIONAL_PARAMETERS, UNIONS = 20, 24, 16
+"""The most strict tools of a request, and the most optional parameters and unions of types in all of their schemas."""
+COMBINING = ("allOf", "anyOf", "oneOf")
 FAILURE = "The tool failed and returned nothing."
 """The result of a call that failed, where the caller sends no words: the API refuses it without any."""
 REFUSED_KEYWORDS = OPEN - {"allOf"}
@@ -267,6 +270,8 @@ def _tools(toolbox: Toolbox, messages: Iterable[Message], strict: Callable[[Any]
         choice["name"] = toolbox.named
     if not toolbox.parallel and toolbox.choice != "none":
         choice["disable_parallel_tool_use"] = True
+    if not _fits_decoders([tool.parameters for tool in toolbox.tools if tool.strict]):
+        strict = None
     body: dict[str, Any] = {"tools": [_tool(tool, strict) for tool in toolbox.tools]}
     if choice == {"type": "auto"}:
         return body
@@ -277,10 +282,43 @@ def _tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
     definition: dict[str, Any] = {"name": tool.name}
     if tool.description:
         definition["description"] = tool.description
-    schema = {"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)}
+    schema = _with_plain_root({"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)})
     if strict is None or not tool.strict or not _is_decodable(schema):
         return definition | {"input_schema": schema}
     return definition | {"input_schema": strict(schema), "strict": True}
+
+
+def _with_plain_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments without what combines others at its root, which the API refuses: the
+    arguments of all of them are described then, and which of them go together is not."""
+    branches: list[Any] = []
+    for keyword in COMBINING:
+        branches += schema.get(keyword, ())
+    if not branches:
+        return schema
+    properties: dict[str, Any] = {}
+    for part in (*branches, schema):
+        if isinstance(part, Mapping):
+            properties |= part.get("properties", {})
+    return {name: value for name, value in schema.items() if name not in COMBINING} | {"properties": properties}
+
+
+def _fits_decoders(schemas: Sequence[object]) -> bool:
+    """Return whether the schemas of a request's strict tools are within what the API can constrain decoding to."""
+    optional, unions = 0, 0
+    left = list(schemas)
+    while left:
+        part = left.pop()
+        if isinstance(part, list | tuple):
+            left += part
+        if not isinstance(part, Mapping):
+            continue
+        properties = part.get("properties")
+        if isinstance(properties, Mapping):
+            optional += len(properties.keys() - set(part.get("required", ())))
+        unions += "anyOf" in part or isinstance(part.get("type"), list | tuple)
+        left += part.values()
+    return len(schemas) <= STRICT_TOOLS and optional <= OPTIONAL_PARAMETERS and unions <= UNIONS
 
 
 def _is_decodable(schema: object) -> bool:
