@@ -278,6 +278,17 @@ def test_anthropic_writes_definitions_and_choices() -> None:
     assert [tool["name"] for tool in render_body("anthropic", *past())["tools"]] == ["add", "look"]
 
 
+def test_anthropics_cache_is_asked_for_where_tools_are_offered_and_the_provider_says_so() -> None:
+    marked, system = {"cache_control": {"type": "ephemeral"}}, Message("system", (Text("Be brief."),))
+    said = render_body("anthropic", system, ASK, toolbox=BOX, spec={"options": {"cache": "tools"}})
+    assert said["system"] == [{"type": "text", "text": "Be brief."} | marked]
+    assert said["messages"][-1]["content"][-1] == {"type": "text", "text": ASK.text} | marked
+    results = render_body("anthropic", *past(), toolbox=BOX, spec={"options": {"cache": "tools"}})["messages"]
+    assert ["cache_control" in block for message in results for block in message["content"]][-2:] == [False, True]
+    for spec, changes in (({"options": {"cache": "tools"}}, {}), ({}, {"toolbox": BOX})):
+        assert "cache_control" not in str(render_body("anthropic", system, ASK, spec=spec, **changes))
+
+
 def test_gemini_writes_definitions_and_choices() -> None:
     body = render_body("gemini", toolbox=STRICT)
     (declared,) = body["tools"][0]["functionDeclarations"]

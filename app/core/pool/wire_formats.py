@@ -58,7 +58,7 @@ FORMATS: Mapping[WireFormat, FormatFacts] = {
     ),
     "anthropic": FormatFacts(
         auth=("key", "api-key", "azure", "aws", "google"),
-        options={"anthropic_version": ()},
+        options={"anthropic_version": (), "cache": ("off", "tools")},
         lacks=frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
         undecoded=frozenset(
             (

@@ -11,7 +11,9 @@ path and the version in the body (InvokeModel of Bedrock's reference; `rawPredic
 
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
 with both given, `top_p` is left out. So are stop sequences of white space, which the API refuses. There are no
-log-probabilities. Options: `anthropic_version` (default 2023-06-01; a worker may name its own), `ignore`.
+log-probabilities. Options: `anthropic_version` (default 2023-06-01; a worker may name its own), `cache` (`tools`:
+requests that offer tools mark the end of the instructions and that of the conversation for the prompt cache, which the
+next turn of their loop then reads; default `off`), `ignore`.
 """
 
 import re
@@ -85,6 +87,9 @@ REFUSED_KEYWORDS = OPEN - {"allOf"}
 """Keywords that they refuse as well, and that cannot be left out: the schema would mean something else."""
 
 
+UNCACHED_BLOCKS = frozenset(("thinking", "redacted_thinking"))
+
+
 class AnthropicProvider:
     """Anthropic's endpoint, or one that speaks its format."""
 
@@ -122,6 +127,8 @@ class AnthropicProvider:
                 }
         if self._spec.streams and request.live and self._spec.auth != "aws":
             body["stream"] = True
+        if self._spec.options.get("cache") == "tools" and request.toolbox.tools:
+            _mark_for_cache(body)
         return orjson.dumps(body, default=dict)
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
@@ -159,6 +166,13 @@ def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[di
     if messages[-1]["role"] == "assistant":
         _trim(messages[-1]["content"])
     return messages
+
+
+def _mark_for_cache(body: Mapping[str, Any]) -> None:
+    """Mark the last block of the instructions and of the conversation; no block of thinking may be marked."""
+    for blocks in (body.get("system"), body["messages"][-1]["content"]):
+        if blocks and blocks[-1]["type"] not in UNCACHED_BLOCKS:
+            blocks[-1] = blocks[-1] | {"cache_control": {"type": "ephemeral"}}
 
 
 def _path(auth: str, model: str, streams: bool) -> str:
