@@ -551,6 +551,9 @@ class SqlStore(TenantVerbs):
     async def changes(self) -> tuple[Change, ...]:
         return await self._read(conductor_changes.read_all)
 
+    async def load_content_keys(self) -> int:
+        return await self._tenant_keys.load_all()
+
     async def rewrap_content_keys(self) -> tuple[int, int]:
         return await self._tenant_keys.rewrap()
 

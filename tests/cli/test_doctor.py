@@ -1,6 +1,7 @@
 """`baton doctor` against providers that answer, refuse the key, limit, and refuse to be brief."""
 
 import asyncio
+import base64
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -223,3 +224,24 @@ async def test_a_user_who_may_not_write_is_told_what_the_database_says(
     assert f"it did not carry this out {refusal}" in added.err
     assert f"does not take writes {refusal}" in doctor.out
     assert "that its user may write to every table" in doctor.out
+
+
+@pytest.mark.long
+def test_contents_that_nobody_can_read_with_these_master_keys_are_a_failure(tmp_path: Path) -> None:
+    """Whatever needs them is a 503, while everything else works."""
+    first, second = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
+    assert baton(tmp_path, "migrate", BATON_CONTENT_KEYS=first).status == 0
+    assert baton(tmp_path, "plans", "make", "What is 17 * 23?", BATON_CONTENT_KEYS=first).status == 0
+    good = baton(tmp_path, "doctor", BATON_CONTENT_KEYS=first)
+    wrong = baton(tmp_path, "doctor", BATON_CONTENT_KEYS=second)
+    without = baton(tmp_path, "doctor")
+    assert (good.status, wrong.status, without.status) == (0, 1, 1)
+    assert "ok    contents: encrypted, and 1 content key can be used" in good.out
+    assert "fail  contents: The content of the tenant default is encrypted under a master key" in wrong.out
+    assert "set BATON_CONTENT_KEYS" in without.out
+    assert "-> restore the master key" in wrong.out
+
+
+def test_plain_contents_are_said_to_be_plain(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    assert "ok    contents: stored as they are; BATON_CONTENT_KEYS would" in baton(tmp_path, "doctor").out

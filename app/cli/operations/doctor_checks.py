@@ -21,6 +21,7 @@ from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
     ConfigInvalid,
+    ContentKeyUnavailable,
     QueueUnavailable,
     ServiceUnavailable,
     StoreUnavailable,
@@ -236,7 +237,8 @@ async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, h
     pending = [_check_queue(config, runtime)]
     if has_database:
         pending.insert(0, _check_database(config, runtime))
-        pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
+        pending += [_check_keys(runtime), _check_contents(config.settings, runtime)]
+        pending += [_check_log(runtime), _check_tiers(runtime)]
         if config.settings.log_export:
             pending.append(_check_exported_checkpoints(config, runtime))
     for name, tiers in conductors.items():
@@ -277,6 +279,23 @@ async def _check_keys(runtime: Runtime) -> Verdict:
         return Verdict("keys", "fail", "all are void: hashed under a pepper that this command does not have", remedy)
 
     return await _with_deadline("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _check_contents(settings: Settings, runtime: Runtime) -> Verdict:
+    """Check that whatever is encrypted can be read with the master keys that this command has."""
+
+    async def check() -> Verdict:
+        try:
+            key_count = await runtime.context.store.load_content_keys()
+        except ContentKeyUnavailable as error:
+            remedy = "restore the master key from its back-up, for every process (deploy/docs/secrets.md)"
+            return Verdict("contents", "fail", error.message, remedy)
+        if settings.content_keys is None:
+            return Verdict("contents", "ok", "stored as they are; BATON_CONTENT_KEYS would have them encrypted")
+        words = f"encrypted, and {count(key_count, 'content key')} can be used"
+        return Verdict("contents", "ok", words)
+
+    return await _with_deadline("contents", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _check_log(runtime: Runtime) -> Verdict:

@@ -6,6 +6,11 @@ from typing import Protocol
 class ContentKeys(Protocol):
     """The keys are made and loaded as contents are written and read. All verbs raise `StoreUnavailable`."""
 
+    async def load_content_keys(self) -> int:
+        """Load every content key, and return their number. Raises `ContentKeyUnavailable` with the reason for one that
+        cannot be used here."""
+        ...
+
     async def rewrap_content_keys(self) -> tuple[int, int]:
         """Encrypt all content keys under the present master key. Returns their number, and how many were not before."""
         ...

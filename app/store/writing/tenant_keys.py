@@ -67,6 +67,12 @@ class TenantKeys:
         rows = await self._read(partial(content_keys.of_ids, ids=ids))
         await asyncio.to_thread(self.keyring.load, rows, ids)
 
+    async def load_all(self) -> int:
+        """Load every content key; their number. Raises `ContentKeyUnavailable` for one whose master key is missing."""
+        rows = await self._read(content_keys.read_all)
+        await asyncio.to_thread(self.keyring.load, rows)
+        return len(rows)
+
     async def rewrap(self) -> tuple[int, int]:
         """Encrypt all content keys under the present master key; their number, and that of those which were not."""
         rows = await self._read(content_keys.read_all)
