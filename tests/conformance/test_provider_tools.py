@@ -206,13 +206,23 @@ EITHER = {"type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"requir
 BRANCHES = {"type": "object", "oneOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {}}}]}
 
 
-@pytest.mark.parametrize("schema", [EITHER, BRANCHES])
+@pytest.mark.parametrize("schema", [EITHER, BRANCHES, {"properties": {"a": {}, "b": {}}}])
 async def test_schemas_that_combine_others_at_the_root_are_taken(line: Line, schema: dict[str, Any]) -> None:
-    """As those of MCP servers. To Anthropic, which does not take them, all of the arguments are described."""
+    """As those of MCP servers. To those who do not take them, all of the arguments are described."""
     await line.pieces(request(ASK, toolbox=Toolbox((Tool("add", "Adds.", schema), LOOK))))
-    if line.format.name == "anthropic":
-        sent = line.stub.requests[0].json["tools"][0]["input_schema"]
+    if line.format.name in ("anthropic", "responses"):
+        tool = line.stub.requests[0].json["tools"][0]
+        sent = tool.get("input_schema") or tool["parameters"]
         assert (set(sent["properties"]), "anyOf" in sent, "oneOf" in sent) == ({"a", "b"}, False, False)
+
+
+@pytest.mark.parametrize("base_url", ["", "https://x.openai.azure.com/v1", "http://127.0.0.1:9/v1"])
+def test_openai_itself_takes_no_root_that_combines_others(base_url: str) -> None:
+    box = Toolbox((Tool("add", "", BRANCHES, strict=True), ADD))
+    first, second = render_body("openai", toolbox=box, spec={"base_url": base_url})["tools"]
+    plain = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}}
+    assert first["function"]["parameters"] == (BRANCHES if "127.0.0.1" in base_url else plain)
+    assert second["function"]["parameters"] == NUMBERS
 
 
 NULLABLE = {"a": {"type": ["string", "null"]}, "b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}

@@ -135,6 +135,10 @@ def _check_tools(body: dict[str, Any]) -> None:
             refuse(f"Invalid value: '{tool.get('type')}'.", f"tools[{i}].type")
         if not TOOL_NAME.fullmatch(str(tool.get("name", ""))):
             refuse(f"Missing required parameter: 'tools[{i}].name'.", f"tools[{i}].name", "missing_required_parameter")
+        root = tool.get("parameters") or {}
+        if root.get("type") != "object" or root.keys() & {"oneOf", "anyOf", "allOf", "enum", "const", "not"}:
+            words = "schema must have type 'object' and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level."
+            refuse(f"Invalid schema for function '{tool['name']}': {words}", f"tools[{i}].parameters")
         if tool.get("strict", True):
             words = f"Invalid schema for function '{tool['name']}': "
             check_strict_schema(

@@ -60,6 +60,7 @@ from app.providers.eventstream import MessageReader
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
+from app.providers.schemas import COMBINING, with_plain_root
 from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
@@ -80,7 +81,6 @@ UNSUPPORTED_KEYWORDS = FORMATS["anthropic"].undecoded
 """Keywords that structured outputs refuse with a 400."""
 STRICT_TOOLS, OPTIONAL_PARAMETERS, UNIONS = 20, 24, 16
 """The most strict tools of a request, and the most optional parameters and unions of types in all of their schemas."""
-COMBINING = ("allOf", "anyOf", "oneOf")
 FAILURE = "The tool failed and returned nothing."
 """The result of a call that failed, where the caller sends no words: the API refuses it without any."""
 REFUSED_KEYWORDS = OPEN - {"allOf"}
@@ -296,25 +296,10 @@ def _tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
     definition: dict[str, Any] = {"name": tool.name}
     if tool.description:
         definition["description"] = tool.description
-    schema = _with_plain_root({"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)})
+    schema = with_plain_root({"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)}, COMBINING)
     if strict is None or not tool.strict or not _is_decodable(schema):
         return definition | {"input_schema": schema}
     return definition | {"input_schema": strict(schema), "strict": True}
-
-
-def _with_plain_root(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments without what combines others at its root, which the API refuses: the
-    arguments of all of them are described then, and which of them go together is not."""
-    branches: list[Any] = []
-    for keyword in COMBINING:
-        branches += schema.get(keyword, ())
-    if not branches:
-        return schema
-    properties: dict[str, Any] = {}
-    for part in (*branches, schema):
-        if isinstance(part, Mapping):
-            properties |= part.get("properties", {})
-    return {name: value for name, value in schema.items() if name not in COMBINING} | {"properties": properties}
 
 
 def _fits_decoders(schemas: Sequence[object]) -> bool:

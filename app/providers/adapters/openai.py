@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.message.chat import (
     Document,
@@ -58,6 +59,7 @@ from app.providers.document import (
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
+from app.providers.schemas import for_openai
 
 BASE_URL = "https://api.openai.com/v1"
 FINISH: dict[str, Finish] = {
@@ -92,8 +94,8 @@ class OpenAIProvider:
         self._spec = spec
         is_openai = self._endpoint.base.host == "api.openai.com"
         is_mistral = self._endpoint.base.host == "api.mistral.ai"
-        self._takes_any_form = not (is_openai or self._endpoint.base.host.endswith(".openai.azure.com"))
-        """False where the form of an answer has to be an object."""
+        self._takes_any_schema = not (is_openai or self._endpoint.base.host.endswith(".openai.azure.com"))
+        """False where schemas have to be plain objects at their root."""
         self._max_tokens_field = "max_completion_tokens" if is_openai else "max_tokens"
         developer_role = "keep" if is_openai else "system"
         tool_ids = "short" if is_mistral else "keep"
@@ -110,8 +112,11 @@ class OpenAIProvider:
         spec = self._spec
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._messages.render(request.messages)}
         body |= _sampling(request.sampling, self._max_tokens_field, self.unsupported | request.worker.drops)
-        body |= _tools(request.toolbox, strict=spec.structured)
-        if request.form is not None and spec.structured and (request.form.is_object or self._takes_any_form):
+        toolbox = request.toolbox
+        if not self._takes_any_schema:
+            toolbox = replace(toolbox, tools=tuple(map(_with_plain_schema, toolbox.tools)))
+        body |= _tools(toolbox, strict=spec.structured)
+        if request.form is not None and spec.structured and (request.form.is_object or self._takes_any_schema):
             body["response_format"] = _response_format(request.form)
         if request.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": min(request.logprobs, MOST_LOGPROBS)}
@@ -151,6 +156,12 @@ def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
     if toolbox.parallel:
         return body
     return body | {"parallel_tool_calls": False}
+
+
+def _with_plain_schema(tool: Tool) -> Tool:
+    if tool.parameters is None:
+        return tool
+    return replace(tool, parameters=for_openai(tool.parameters))
 
 
 def _function(tool: Tool, strict: bool) -> dict[str, Any]:

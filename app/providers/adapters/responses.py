@@ -55,6 +55,7 @@ from app.providers.document import (
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
+from app.providers.schemas import for_openai
 
 BASE_URL = "https://api.openai.com/v1"
 LEAST_TOKENS = 16
@@ -202,7 +203,7 @@ def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
     function: dict[str, Any] = {"type": "function", "name": tool.name}
     if tool.description:
         function["description"] = tool.description
-    parameters = tool.parameters if tool.parameters is not None else document.EMPTY_SCHEMA
+    parameters = for_openai(tool.parameters if tool.parameters is not None else document.EMPTY_SCHEMA)
     is_strict = strict and tool.strict and is_closed(parameters)
     return function | {"parameters": parameters, "strict": is_strict}
 
