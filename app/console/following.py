@@ -25,8 +25,6 @@ SHOWN_CHARS: Final = 100_000
 """Characters of an answer that the page shows; it says how many are left out."""
 READ_SECONDS: Final = 20.0
 """The longest that a page waits for the stream of a run that has ended."""
-APPROVAL_POLL_SECONDS: Final = 2.0
-"""Time between two looks at a run that waits for an approval, of which no stream tells."""
 END_OF_STREAM: Final = "[DONE]"
 REGIONS: Final = ("answer", "steps", "outcome")
 """The regions; each has a template, and the id `run-` with its name."""
@@ -109,11 +107,16 @@ class FollowedRun:
                 return
 
     async def _wait_for_decision(self) -> None:
-        """Wait until the plan was approved or refused."""
-        while self._state == "awaiting_approval":
-            await asyncio.sleep(APPROVAL_POLL_SECONDS)
-            self._state = (await self._api.get(self._session, self._path))["state"]
-        self._is_changed = True
+        """Wait until the plan was approved or refused. Raises `ApiError` where the stream of the run's events ends
+        before that, as it does where the service stops."""
+        run = await self._api.get(self._session, self._path)
+        stream, last = f"{self._path}/events/stream", str(run["seq"])
+        async with self._api.events(self._session, stream, last_event_id=last) as events:
+            while run["state"] == "awaiting_approval":
+                if await anext(events, None) is None:
+                    raise ApiError(Overloaded.status, {})
+                run = await self._api.get(self._session, self._path)
+        self._state, self._is_changed = run["state"], True
 
     def _take_event(self, event: Event) -> None:
         """Take one event of the stream. Raises `ApiError` for a stream that ends because this process stops."""

@@ -7,7 +7,6 @@ server from the state at one event of the journal, by the same templates for a f
 so that a page that has missed patches is right after the next one.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -19,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from app.console import drawing, step_pane
-from app.console.api import ApiError, Event, Session, path_segment
+from app.console.api import ApiError, Event, Session, path_segment, timeout_error
 from app.console.forms import new_token
 from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
@@ -31,8 +30,6 @@ from app.core.run.kinds import ENDED
 MAX_STEP_CHARS: Final = 12
 MAX_SECONDS: Final = 1e9
 """From these lengths on a step or an instant of the address is not read."""
-AGAIN_SECONDS: Final = 1.0
-"""Pause before a stream of the API that has ended is asked for again."""
 PART_HEADERS: Final = {**HEADERS, "content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
 """Headers of a part of the page: opened by itself it runs nothing, and no other site shows it in a frame."""
 REGIONS: Final[Mapping[str, str]] = {
@@ -342,20 +339,16 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
 
 @asynccontextmanager
 async def _journal(pages: Pages, session: Session, run: str, after: str | None) -> AsyncIterator[AsyncIterator[Event]]:
-    """Yield the events of the run's journal until it has ended. The API ends a stream after some time; then the next
-    one goes on behind the last event, if the session is still good."""
+    """Yield the events of the run's journal until it has ended. Raises `ApiError` where the API ends its stream before
+    that, after some time or because the service stops: the browser then asks again, behind the last event."""
     path = f"/v1/runs/{path_segment(run)}"
 
     async def follow_events() -> AsyncIterator[Event]:
-        last, goes_on = after, True
-        while goes_on:
-            async with pages.api.events(session, f"{path}/events/stream", last_event_id=last) as events:
-                async for event in events:
-                    last = event.id or last
-                    yield event
-            goes_on = (await pages.api.get(session, path))["state"] not in ENDED
-            if goes_on:
-                await asyncio.sleep(AGAIN_SECONDS)
+        async with pages.api.events(session, f"{path}/events/stream", last_event_id=after) as events:
+            async for event in events:
+                yield event
+        if (await pages.api.get(session, path))["state"] not in ENDED:
+            raise timeout_error("The stream has ended before the run.")
 
     yield follow_events()
 

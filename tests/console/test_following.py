@@ -8,7 +8,6 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from app.console import following
 from app.console.api import ApiError, Event, Session
 from app.console.following import FollowedRun
 from app.console.live import END, Live
@@ -60,23 +59,41 @@ class Approved:
     def __init__(self) -> None:
         self.state = "awaiting_approval"
         self.streams = [[("Please wait.", None), ("", "awaiting_approval")], [("Yes", None), (".", None), ("", "done")]]
+        self.is_stopped = False
 
     async def get(self, session: Session, path: str) -> dict[str, Any]:
-        return {"state": self.state, "nodes": [], "edges": []}
+        return {"state": self.state, "seq": 5, "nodes": [], "edges": []}
 
     @asynccontextmanager
-    async def events(self, session: Session, path: str) -> AsyncIterator[AsyncIterator[Event]]:
+    async def events(
+        self, session: Session, path: str, last_event_id: str | None = None
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         async def chunks() -> AsyncIterator[Event]:
             for text, state in self.streams.pop(0):
                 baton = {"baton": {"state": state}} if state else {}
                 yield Event("", "", orjson.dumps({"choices": [{"delta": {"content": text}}], **baton}).decode())
-            self.state = "running"
 
-        yield chunks()
+        async def journal() -> AsyncIterator[Event]:
+            assert last_event_id == "5"
+            if not self.is_stopped:
+                self.state = "running"
+                yield Event("6", "", "{}")
+
+        yield journal() if path.endswith("/events/stream") else chunks()
 
 
-async def test_an_answer_is_shown_as_it_comes_after_an_approval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.0)
+async def test_a_page_that_waits_for_an_approval_is_to_connect_again_where_the_service_stops() -> None:
+    """The service waits for its open streams."""
+    api = Approved()
+    api.is_stopped = True
+    pages = cast(Pages, SimpleNamespace(api=api, region=lambda name, view: f"{name} {view['refusal']}"))
+    followed_run = FollowedRun(pages, Session(()), "run_a")
+    received = await receive_in_browser(Live(followed_run.stream(), followed_run.regions))
+    assert f"event: {END}" not in received
+    assert "Refusal" not in received
+
+
+async def test_an_answer_is_shown_as_it_comes_after_an_approval() -> None:
     followed_run = FollowedRun(cast(Pages, SimpleNamespace(api=Approved())), Session(()), "run_a")
     await followed_run.read()
     words = []

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.console import following
 from app.console.api import Api, timeout_error
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -351,10 +350,9 @@ async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
 
 @pytest.mark.long
 async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
-    runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.01)
     run = run_of_page(await submit_form(browser, approval="required"))
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="boss", scopes=BOSS, now=0.0)
     assert await runtime.gateway.store.add_key(row)

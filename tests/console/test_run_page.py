@@ -15,12 +15,13 @@ import pytest
 
 from app.console import run as run_page
 from app.console.api import Api, Event, Session
-from app.console.live import patch
+from app.console.live import END, Live, patch
 from app.console.run import REGIONS
 from app.console.step_pane import content as step_content
 from app.console.step_pane import why_no_alternatives
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
+from tests.console.test_live import receive_in_browser, regions_of_event
 from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
 from tests.harness.in_process import plan, plan_text, script_answers
 from tests.harness.prepared_apps import app_over
@@ -319,30 +320,29 @@ def test_a_patch_keeps_every_character_of_a_text() -> None:
     assert [line for line in patch("7", {"a": f"<p>{text}</p>"}).split("\n") if text in line]
 
 
-async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("state", "is_over"), [("running", False), ("succeeded", True)])
+async def test_a_page_is_to_connect_again_when_the_api_ends_its_stream_before_the_run(
+    state: str, *, is_over: bool
 ) -> None:
-    cursors: list[str | None] = []
+    """As it does where the service stops, which waits for its open streams."""
 
     class Streams:
         @asynccontextmanager
         async def events(self, *_: Any, last_event_id: str | None) -> AsyncIterator[AsyncIterator[Event]]:
-            cursors.append(last_event_id)
-
             async def each() -> AsyncIterator[Event]:
-                yield Event("", "", "")
-                yield Event(str(len(cursors) * 10), "", "{}")
+                assert last_event_id == "7"
+                yield Event("10", "", "{}")
 
             yield each()
 
         async def get(self, *_: Any) -> dict[str, str]:
-            return {"state": "running" if len(cursors) < 3 else "succeeded"}
+            return {"state": state}
 
-    monkeypatch.setattr(run_page, "AGAIN_SECONDS", 0.0)
     pages: Any = SimpleNamespace(api=Streams())
-    async with run_page._journal(pages, Session(()), "run_1", "7") as events:
-        event_ids = [event.id async for event in events if event.id]
-    assert (cursors, event_ids) == (["7", "10", "20"], ["10", "20", "30"])
+    live = Live(run_page._journal(pages, Session(()), "run_1", "7"), regions_of_event)
+    received = await receive_in_browser(live)
+    assert "id: 10" in received
+    assert (f"event: {END}" in received) is is_over
 
 
 @pytest.mark.long
