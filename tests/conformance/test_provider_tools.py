@@ -216,6 +216,19 @@ async def test_schemas_that_combine_others_at_the_root_are_taken(line: Line, sch
         assert (set(sent["properties"]), "anyOf" in sent, "oneOf" in sent) == ({"a", "b"}, False, False)
 
 
+@pytest.mark.parametrize(("host", "between"), [("api.mistral.ai", ["assistant"]), ("api.openai.com", [])])
+def test_mistral_is_shown_an_answer_between_results_and_words(host: str, between: list[str]) -> None:
+    """It takes no message of the user or the system right behind results."""
+    called = Message("assistant", (), calls=(ToolCall("x", "look"),))
+    result = Message("tool", (Text("1"), Image(PIXEL)), call_id="x")
+    spec = {"base_url": f"https://{host}/v1"}
+    for more in ([], [Message("user", (Text("Go on."),))], [called, result], [Message("assistant", (Text("So."),))]):
+        messages = render_body("openai", ASK, called, result, *more, spec=spec)["messages"]
+        roles = ["user", "assistant", "tool", *between, "user"]
+        assert [message["role"] for message in messages][: len(roles)] == roles
+        assert all(message["content"] for message in messages if not message.get("tool_calls"))
+
+
 @pytest.mark.parametrize("base_url", ["", "https://x.openai.azure.com/v1", "http://127.0.0.1:9/v1"])
 def test_openai_itself_takes_no_root_that_combines_others(base_url: str) -> None:
     box = Toolbox((Tool("add", "", BRANCHES, strict=True), ADD))

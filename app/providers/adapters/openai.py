@@ -80,6 +80,7 @@ BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource", "netwo
 LONGEST_ID = 40
 PICTURES = "Images that the tools returned:"
 FILES = "Files that the tools returned:"
+RECEIVED = "I have received the results."
 BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -104,6 +105,7 @@ class OpenAIProvider:
             keeps_developer=spec.options.get("developer_role", developer_role) == "keep",
             returns_reasoning=spec.options.get("reasoning") != "drop",
             needs_short_ids=spec.options.get("tool_ids", tool_ids) == "short",
+            answers_results=is_mistral,
         )
         self.unsupported = options.list_unsupported(spec)
 
@@ -208,6 +210,8 @@ class MessageFormat(Struct, frozen=True):
     """True if reasoning that came with tool calls is sent back."""
     needs_short_ids: bool
     """True if ids of tool calls must be nine letters and digits."""
+    answers_results: bool = False
+    """True if only the assistant may speak behind the results of tools, as at Mistral."""
 
     def render(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
         """Return the messages in order; images of tool results follow the results, because those hold text only."""
@@ -222,6 +226,8 @@ class MessageFormat(Struct, frozen=True):
                 files += [part for part in message.parts if not isinstance(part, Text)]
         if files:
             rendered.append(self._files(files))
+        if self.answers_results:
+            return _with_answers_to_results(rendered)
         return rendered
 
     def _files(self, files: list[Part]) -> dict[str, Any]:
@@ -267,6 +273,16 @@ class MessageFormat(Struct, frozen=True):
         if len(id_) <= LONGEST_ID:
             return id_
         return f"call_{_digest(id_, 24)}"
+
+
+def _with_answers_to_results(rendered: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with an assistant's between the results of tools and what somebody else says next."""
+    answered: list[dict[str, Any]] = []
+    for message in rendered:
+        if answered and answered[-1]["role"] == "tool" and message["role"] in ("system", "user"):
+            answered.append({"role": "assistant", "content": RECEIVED})
+        answered.append(message)
+    return answered
 
 
 def _digest(text: str, places: int) -> str:
