@@ -259,6 +259,17 @@ async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
     assert (second_reply.status_code, second_reply.json()["decision"]["reason"]) == (200, None)
 
 
+async def test_a_reason_that_comes_after_the_content_was_erased_leaves_no_hash(
+    runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
+) -> None:
+    """It would have no salt, so that a short reason could be guessed."""
+    run = (await waiting(caller))["baton"]["run"]
+    assert await runtime.context.store.erase(run)
+    assert (await decide(boss, run, "refuse", reason="No.")).json()["status"] == "refused"
+    events = (await runtime.context.store.journal(run)).events
+    assert [event.body.get("reason", "") for event in events if event.kind is Kind.REFUSED] == [""]
+
+
 async def test_a_refused_plan_ends_its_run_and_calls_nobody(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:

@@ -91,7 +91,7 @@ async def write_decision(
             await _check_second_person(own, row, decision.key)
         reason = ""
         contents: tuple[tuple[str, bytes], ...] = ()
-        if decision.reason:
+        if decision.reason and journal.salt:  # without a salt, after an erasure, it could be guessed from its hash
             body = decision.reason.encode()
             reason = content_ref(journal.salt, body)
             contents = ((reason, body),)
