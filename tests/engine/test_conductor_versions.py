@@ -104,18 +104,20 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
             for _ in range(3):
                 assert (await plan_one_run(client))[0] == "planner"
             stub.script("planner@1", PLAN, same, other, none)
-            await store_changes(runtime, ("loaded", "planner@1"), ("canary", "planner@1", 1.0))
-            assert (await plan_one_run(client))[0] == "planner@1"
+            stub.always("planner@2", PLAN)
+            for version in ("planner@1", "planner@2"):
+                await store_changes(runtime, ("loaded", version), ("canary", version, 1.0))
+                assert (await plan_one_run(client))[0] == version
         before = len(stub.requests)
         live = [request.json for request in stub.requests if request.json["model"] == "planner"]
         compared, server = shadow_plans.PlanComparison(), Management(stub.vllm_url, None)
         async with open_archive(runtime.pool.configuration.settings.database_url) as archive:
-            async for case in shadow_plans.read_cases(archive, "planner", "planner@1", 0.0, time(), compared):
+            async for case in shadow_plans.read_cases(archive, "planner", "", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()
         bodies = [body.json for body in stub.requests[before:]]
     assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
-    assert compared.left_out == {"planned by the version itself": 1}
+    assert compared.left_out == {"planned by a version that is not live": 2}
     assert (compared.steps, compared.steps_live) == (2, 3)
     assert shadow_plans.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
     assert [request["model"] for request in bodies] == ["planner@1"] * 3

@@ -214,7 +214,7 @@ async def _compare(
         raise ConfigInvalid([reason])
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         since = now - args.since
-        async for case in shadow_plans.read_cases(archive, args.conductor, args.version, since, now, comparison):
+        async for case in shadow_plans.read_cases(archive, args.conductor, versions.live, since, now, comparison):
             if comparison.plans >= args.limit:
                 break
             shadow_plans.compare(server, args.version, case, comparison)

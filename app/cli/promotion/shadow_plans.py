@@ -53,10 +53,10 @@ class Case(Struct, frozen=True):
 
 
 async def read_cases(
-    source: Source, conductor: str, version: str, since: float, now: float, comparison: PlanComparison
+    source: Source, conductor: str, live: str, since: float, now: float, comparison: PlanComparison
 ) -> AsyncIterator[Case]:
-    """Yield the first plan of each of a conductor's runs since then that the version has not planned itself, as a
-    canary or in a shadow. `comparison` counts those that are left out."""
+    """Yield the first plan of each of a conductor's runs since then that the `live` version has planned; the empty one
+    is the pool file's own model. `comparison` counts those that are left out."""
     catalogs = await source.catalogs()
     async for record in source.records(since=since):
         run = read_run(record, now, False)
@@ -67,8 +67,8 @@ async def read_cases(
         if not calls or calls[0].intent.body["worker"] != conductor:
             continue
         call = calls[0]
-        if call.intent.body.get("version") == version:
-            comparison.left_out["planned by the version itself"] += 1
+        if call.intent.body.get("version", "") != live:  # by a canary, in a shadow, or before the latest promotion
+            comparison.left_out["planned by a version that is not live"] += 1
             continue
         if proposal.acceptance is None:
             comparison.left_out["rejected"] += 1
