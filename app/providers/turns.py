@@ -15,7 +15,8 @@ from msgspec import Struct
 from app.core.message.chat import Document, Image, Message, Part, Text, ToolCall
 
 OPENING = Text("Continue.")
-"""The user's turn where a conversation begins with the assistant, or holds nothing but instructions."""
+"""The user's turn where a conversation begins with the assistant, or holds nothing but instructions; and where it ends
+with the assistant, whom a model does not continue."""
 
 
 class ProviderData(Struct, frozen=True):

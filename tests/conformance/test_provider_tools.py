@@ -216,6 +216,24 @@ async def test_schemas_that_combine_others_at_the_root_are_taken(line: Line, sch
         assert (set(sent["properties"]), "anyOf" in sent, "oneOf" in sent) == ({"a", "b"}, False, False)
 
 
+@pytest.mark.parametrize(
+    ("model", "continues"),
+    [
+        *((name, True) for name in ("claude-3-7-sonnet", "claude-opus-4-5", "claude-sonnet-4@20250514", "glm-5")),
+        *((name, False) for name in ("claude-opus-4-6", "anthropic.claude-sonnet-4-6-v1", "claude-opus-5")),
+    ],
+)
+async def test_a_conversation_may_end_with_the_assistant(model: str, continues: bool) -> None:
+    """Claude continues its words up to 4.5; the API refuses them of later models, which are asked to go on."""
+    async with ProviderStub() as stub, connected(FORMATS["anthropic"], stub) as line:
+        stub.always(model, Reply())
+        said = Message("assistant", (Text("One, two, "),))
+        assert text_of_pieces(await line.pieces(request(ASK, said, model=model))) == "Hello there."
+    last = stub.requests[0].json["messages"][-1]
+    words = "One, two," if continues else "Continue."
+    assert (last["role"], last["content"]) == ("assistant" if continues else "user", [{"type": "text", "text": words}])
+
+
 @pytest.mark.parametrize(("host", "between"), [("api.mistral.ai", ["assistant"]), ("api.openai.com", [])])
 def test_mistral_is_shown_an_answer_between_results_and_words(host: str, between: list[str]) -> None:
     """It takes no message of the user or the system right behind results."""

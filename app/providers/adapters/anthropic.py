@@ -61,7 +61,7 @@ from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 from app.providers.schemas import COMBINING, with_plain_root
-from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
+from app.providers.turns import OPENING, PlacedCall, ProviderData, Result, TurnPart, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
@@ -79,6 +79,8 @@ FINISH: dict[str, Finish] = {
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 UNSUPPORTED_KEYWORDS = FORMATS["anthropic"].undecoded
 """Keywords that structured outputs refuse with a 400."""
+CONTINUES = re.compile(r"claude-(?:[23]|instant|(?:opus|sonnet|haiku)-4(?:$|@|-20|-[0-5](?!\d)))")
+"""The models of Claude that continue a last turn of the assistant: up to 4.5. The API refuses one of later models."""
 STRICT_TOOLS, OPTIONAL_PARAMETERS, UNIONS = 20, 24, 16
 """The most strict tools of a request, and the most optional parameters and unions of types in all of their schemas."""
 FAILURE = "The tool failed and returned nothing."
@@ -115,7 +117,7 @@ class AnthropicProvider:
         body["max_tokens"] = request.sampling.max_tokens
         if conversation.instructions:
             body["system"] = [{"type": "text", "text": text} for text in conversation.instructions]
-        body["messages"] = _messages(conversation.turns)
+        body["messages"] = _messages(conversation.turns, request.worker.model)
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         strict = _drop_unsupported_keywords if self._spec.structured else None
         body |= _tools(request.toolbox, request.messages, strict)
@@ -155,7 +157,7 @@ def _without_blank_text(message: Message) -> Message:
     return replace(message, parts=tuple(part for part in message.parts if not isinstance(part, Text)))
 
 
-def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[dict[str, Any]]:
+def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]], model: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     ids = CallIds()
     for is_user, parts in all_turns:
@@ -163,8 +165,11 @@ def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[di
         for part in parts:
             blocks += _blocks(part, ids)
         messages.append({"role": "user" if is_user else "assistant", "content": blocks})
-    if messages[-1]["role"] == "assistant":
-        _trim(messages[-1]["content"])
+    if messages[-1]["role"] == "user":
+        return messages
+    _trim(messages[-1]["content"])
+    if "claude-" in model and not CONTINUES.search(model):
+        messages.append({"role": "user", "content": [_block(OPENING)]})
     return messages
 
 
