@@ -45,9 +45,7 @@ def check(body: dict[str, Any], version: str) -> None:
     _check_system(body.get("system"))
     _check_messages(body["messages"])
     if body["messages"][-1]["role"] == "assistant" and re.search(r"claude-(opus|sonnet)-(4-6|5)", str(body["model"])):
-        refuse(
-            "This model does not support assistant message prefill. The conversation must end with a user message."
-        )
+        refuse("This model does not support assistant message prefill. The conversation must end with a user message.")
     _check_sampling(body, version)
     _check_thinking(body)
     _check_tools(body)
