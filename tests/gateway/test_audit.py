@@ -89,7 +89,9 @@ async def test_a_page_by_cost_goes_on_behind_a_cost(gateway: GatewayStandIn, key
 
 
 async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> None:
-    for written in ("2026-09-01T02:00:00%2B02:00", "2026-09-01T02:00:00+02:00", "2026-09-01T00:00:00"):
+    """Also a time as the console and the commands show it, with a space between day and hour, is read."""
+    with_offset = ("2026-09-01T02:00:00%2B02:00", "2026-09-01T02:00:00+02:00")
+    for written in (*with_offset, "2026-09-01T00:00:00", "2026-09-01 00:00:00"):
         await get(gateway, key, f"/v1/runs?since={written}")
     assert {query.since for query in gateway.store.queries} == {1788220800.0}
 
