@@ -84,10 +84,8 @@ def moment(value: str) -> float:
 
 
 def _rfc3339(value: str) -> float:
-    if "T" in value:  # a plus sign that was not encoded has come as a space
-        value = value.replace(" ", "+")
     try:
-        at = datetime.fromisoformat(value)
+        at = datetime.fromisoformat(value.replace(" ", "+"))
         if at.tzinfo is None:
             at = at.replace(tzinfo=UTC)
         return at.timestamp()
