@@ -132,8 +132,8 @@ def question(text: str = "What is 2 + 2?") -> Question:
     return Question(rule, (worker,), Limits())
 
 
-def replying(status: int, body: Any) -> httpx.MockTransport:
-    return httpx.MockTransport(lambda _request: httpx.Response(status, json=body))
+def replying(status: int, body: Any, **headers: str) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda _request: httpx.Response(status, json=body, headers=headers))
 
 
 def reply(worker: str = "ember", degraded: bool = False) -> dict[str, Any]:
@@ -159,6 +159,7 @@ def cut(_request: httpx.Request) -> httpx.Response:
         (replying(429, error("rate_limited")), "outage"),
         (replying(429, error("run_over_budget")), "wrong"),
         (replying(502, error("run_failed")), "outage"),
+        (replying(400, error("worker_refused"), **{"x-baton-run": "run_1"}), "outage"),
         (replying(504, error("run_expired")), "outage"),
         (replying(503, "not even JSON's object"), "outage"),
         (httpx.MockTransport(cut), "outage"),
