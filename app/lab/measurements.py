@@ -14,6 +14,8 @@ from msgspec import Struct
 Outcome = Literal["answered", "failed", "outage"]
 OUTAGE_STATUS = (502, 503)
 """A run that no worker completes, and a service that is at capacity."""
+OUTAGE_CODES = ("rate_limit_exceeded", "insufficient_quota")
+"""The errors of runs whose providers have limited the rate, or had no quota left, as may a budget over several runs."""
 
 
 class Figures(Struct, frozen=True):

@@ -336,6 +336,8 @@ async def test_a_run_that_was_cancelled_before_this_process_began_is_replaced() 
     ("reply", "outcome", "reason"),
     [
         (error(502, "worker_unavailable", **OF_A_RUN), "outage", "worker_unavailable"),
+        (error(429, "rate_limit_exceeded", **OF_A_RUN), "outage", "rate_limit_exceeded"),
+        (error(429, "insufficient_quota", **OF_A_RUN), "outage", "insufficient_quota"),
         (error(429, "run_over_budget", **OF_A_RUN), "failed", "run_over_budget"),
         (error(504, "run_expired", **OF_A_RUN), "failed", "run_expired"),
         (error(400, "too_few_steps"), "failed", "too_few_steps"),

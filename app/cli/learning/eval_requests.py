@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from app.cli.learning.task_set import GradedTask
 from app.errors import RunCancelled, ServiceUnavailable
 from app.lab.grading import VERSION
-from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
+from app.lab.measurements import OUTAGE_CODES, OUTAGE_STATUS, Figures, Measure, Outcome, figures
 
 RETRY_SECONDS = 120.0
 """Seconds for which a request is sent again while the service is unreachable or refuses new work."""
@@ -141,7 +141,7 @@ async def _verdict(task: GradedTask, reply: httpx.Response | None) -> tuple[floa
     """Return grade, outcome and reason. A reply without an answer counts as wrong."""
     if reply is None:
         return 0.0, "failed", "too_late"
-    if reply.status_code in OUTAGE_STATUS:
+    if reply.status_code in OUTAGE_STATUS or _code(reply) in OUTAGE_CODES:
         return 0.0, "outage", _code(reply)
     if reply.status_code != 200:
         return 0.0, "failed", _code(reply)
