@@ -72,7 +72,10 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "messages": _honour("At most 2,048. Texts, files as `data:` URLs, images also by reference, tool calls, results."),
     "stream": _honour("Server-sent events; the whole reply is the same text and usage."),
     "stream_options": _honour("`include_usage`; `include_obfuscation` changes nothing."),
-    "max_tokens": _honour("Caps the final answer, not the orchestration, which the budget caps."),
+    "max_tokens": _honour(
+        "Caps the final answer, not the orchestration, which the budget caps. More than the `output_tokens` of the "
+        "tier and effort (`GET /v1/models`) count as those."
+    ),
     "max_completion_tokens": _honour("The newer name of `max_tokens`; not both."),
     "temperature": _honour("0 to 2. Passed to every step."),
     "top_p": _honour("0 to 1. Passed to every step."),
