@@ -57,6 +57,16 @@ def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, 
     )
 
 
+def test_a_few_grades_do_not_hide_what_many_callers_say_of_a_canary() -> None:
+    sides = []
+    for right in (True, False):
+        rated = [replace(run(f"{right} {n}"), verdicts={"feedback": right}) for n in range(60)]
+        sides.append([*rated, run(f"{right} graded")])
+    evidence = compare_different_runs(*sides)
+    assert evidence.figures["success"].count == 60
+    assert "min_success_difference" in [condition.name for condition in breaches(conditions(SPEC, evidence))]
+
+
 def pairs(count: int, rise: float) -> list[ShadowedRun]:
     """Pairs whose shadow costs more by this share; prices differ from pair to pair."""
     pairs_of_runs = []

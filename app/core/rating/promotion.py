@@ -269,8 +269,9 @@ def _spread(values: Sequence[float]) -> float:
 
 def compare_different_runs(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
     """Compare two sets of different runs."""
+    source = _find_common_source(live, candidate)
     figures = [
-        _shares("success", _find_common_verdicts(live, candidate), _find_common_verdicts(candidate, live)),
+        _shares("success", _verdicts(live, source), _verdicts(candidate, source)),
         _shares(
             "answered",
             _values(live, lambda run: run.answered),
@@ -287,13 +288,14 @@ Values = list[tuple[str, float]]
 """A value of each run, with the run's cluster before it."""
 
 
-def _find_common_verdicts(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> Values:
-    """Return the verdicts of these runs, from the first source that has judged runs of both sides."""
-    for source in VERDICTS:
-        mine = [(run.cluster, float(run.verdicts[source])) for run in these if source in run.verdicts]
-        if mine and any(source in run.verdicts for run in others):
-            return mine
-    return []
+def _find_common_source(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Success:
+    """Return the source that has judged the most runs of the side of which it has judged fewer; of equal ones the
+    first."""
+    return max(VERDICTS, key=lambda source: min(len(_verdicts(live, source)), len(_verdicts(candidate, source))))
+
+
+def _verdicts(runs: Sequence[ComparedRun], source: Success) -> Values:
+    return [(run.cluster, float(run.verdicts[source])) for run in runs if source in run.verdicts]
 
 
 def _values(runs: Sequence[ComparedRun], value_of: Callable[[ComparedRun], float]) -> Values:
