@@ -408,7 +408,9 @@ async def test_an_unknown_model_is_a_404(gateway: GatewayStandIn, key: str) -> N
 async def test_a_large_body_is_refused_unread(gateway: GatewayStandIn, key: str, size: int) -> None:
     body = b'{"user":"' + b"a" * size + b'"}'
     reply, stall = await stalls(gateway, key, body)
-    assert check(reply, 413)["code"] == "request_too_large"
+    error = check(reply, 413)
+    assert error["code"] == "request_too_large"
+    assert f"more than {LIMIT:,} bytes" in error["message"]
     assert stall < STALL
 
 

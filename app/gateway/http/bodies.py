@@ -162,7 +162,7 @@ def _check_headers(request: Request, bounds: Bounds) -> None:
         raise UnsupportedMedia()
     length = headers.get("content-length", "0")
     if length.isdigit() and (len(length) > 18 or int(length) > bounds.body):
-        raise TooLarge()
+        raise _too_large(bounds)
 
 
 async def _read(request: Request, bounds: Bounds, reserve: Reserve | None = None) -> bytes:
@@ -183,7 +183,7 @@ async def _read(request: Request, bounds: Bounds, reserve: Reserve | None = None
     except TimeoutError:
         raise TooSlow() from None
     if len(body) > bounds.body:
-        raise TooLarge()
+        raise _too_large(bounds)
     return bytes(body)
 
 
@@ -203,7 +203,7 @@ async def _unpack(body: bytes, encoding: str, bounds: Bounds, reserve: Reserve) 
         reserve(len(piece))
         content += piece
         if len(content) > bounds.body:
-            raise TooLarge()
+            raise _too_large(bounds)
         await asyncio.sleep(0)
     if unpacker.unused_data:
         raise _encoding_error(encoding)
@@ -375,6 +375,13 @@ def _text_error(text: str, longest: int) -> InvalidRequest:
 
 def _has_nul() -> InvalidRequest:
     return InvalidRequest("The body holds a NUL character.", code="invalid_json")
+
+
+def _too_large(bounds: Bounds) -> TooLarge:
+    return TooLarge(
+        f"The request body has more than {bounds.body:,} bytes, which is the most that this service reads "
+        "(BATON_MAX_BODY_BYTES); shorten it, or send images by reference."
+    )
 
 
 def _too_long(what: str, longest: int) -> InvalidRequest:
