@@ -51,6 +51,16 @@ def test_rounds_are_explained() -> None:
     assert "the last round failed (run_over_budget)" in one_round[-1]
 
 
+def test_only_a_fallback_has_a_rejected_plan_for_its_cause() -> None:
+    rejected: Mapping[str, Any] = {"conductor": "model", "reasons": ["too many steps"], "round": 1}
+    run: Mapping[str, Any] = {"rounds": 1, "degraded": False, "preview": False, "end": {}}
+    cause = "1 earlier proposal could not be used: too many steps"
+    repaired = run_words.why(run | {"proposals": [rejected, {"conductor": "model", "reasons": [], "round": 1}]})
+    assert repaired == [f"a model planned it; {cause}"]
+    fallback = run_words.why(run | {"proposals": [rejected, {"conductor": "fallback", "reasons": [], "round": 1}]})
+    assert fallback == [f"the fallback worker answers alone, because {cause}"]
+
+
 def test_an_estimate_says_what_it_rests_on() -> None:
     spread = {"p10": 0.1, "p50": 0.2, "p90": 0.3, "worst": 0.4}
     steps = [{"worker": "abacus", "basis": "worker"}, {"worker": "sage", "basis": "prices"}]

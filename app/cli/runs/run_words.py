@@ -7,6 +7,7 @@ from typing import Any
 from app.cli.terminal import clean, count, dollars, duration, excerpt, moment
 from app.core.pool.catalog import LIMITS, MILLION, Limit
 from app.core.run.kinds import DRIVER_LOST
+from app.core.run.state import FALLBACK
 
 Record = Mapping[str, Any]
 """A run, step, proposal or attempt in the form of the audit trail (`runs/audit.py`)."""
@@ -332,7 +333,12 @@ def why(run: Record) -> list[str]:
     if not own:
         return ["no plan was made"]
     last = own[-1]
-    sentences = [CONDUCTORS.get(last["conductor"], str(last["conductor"])) + _rejections(own[:-1])]
+    sentence, rejections = CONDUCTORS.get(last["conductor"], str(last["conductor"])), _rejections(own[:-1])
+    if rejections and last["conductor"] == FALLBACK:
+        sentence += f", because {rejections}"
+    elif rejections:
+        sentence += f"; {rejections}"
+    sentences = [sentence]
     if decisions and last["conductor"] == "selector":
         sentences += decision(decisions[-1])
     if run["rounds"] > 1:
@@ -367,7 +373,7 @@ def _rejections(proposals: Sequence[Record]) -> str:
     reasons: dict[str, None] = {}
     for proposal in rejections:
         reasons |= dict.fromkeys(proposal["reasons"])
-    return f", because {count(len(rejections), 'earlier proposal')} could not be used: {'; '.join(reasons)}"
+    return f"{count(len(rejections), 'earlier proposal')} could not be used: {'; '.join(reasons)}"
 
 
 def limits(run: Record) -> str:
