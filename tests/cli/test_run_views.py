@@ -82,6 +82,16 @@ async def test_watching_a_view_prints_the_last_drawing_where_there_is_no_termina
     assert words.count("latest event") == 1
 
 
+def test_what_a_call_did_not_contain_is_not_announced_of_a_run_that_has_ended() -> None:
+    node = {"state": "skipped", "worker": None, "planned_worker": "ada", "y": 0, "error": "input_lost", "attempts": []}
+    node |= {"replaced": False, "answers": False}
+    nodes = [{**node, "id": "caller", "kind": "caller", "x": 0}, {**node, "id": "step:0", "kind": "step", "x": 1}]
+    edge = {"source": "caller", "target": "step:0", "kind": "granted", "what": "conversation", "sent": False}
+    instant = {"run": "run", "state": "failed", "seq": 9, "last_seq": 9, "length_seconds": 1.0}
+    lines = [line.plain for line in run_views.graph(instant | {"nodes": nodes, "edges": [edge]})]
+    assert lines[-1].endswith("<== caller: the conversation (not sent)")
+
+
 def test_a_short_span_still_has_a_mark() -> None:
     bar = run_views._bar([(0.0, 0.0001, "-", ""), (0.0001, 9.9, "=", "")], 10.0, 20)
     assert bar.plain == "-" + "=" * 19

@@ -26,6 +26,7 @@ from app.core.run.events import (
     RunSucceeded,
     StepDone,
     StepQueued,
+    StepSkipped,
 )
 from app.core.run.fold import fold
 from app.core.run.kinds import DRIVER_LOST
@@ -218,6 +219,13 @@ def test_of_what_a_step_was_granted_only_what_there_was_has_been_seen() -> None:
     assert data["answer"]["rests_on"] == [0]
     assert "It saw the output of step 0. Withheld: the caller's words" in data["text"]
     assert "Nothing was shown of step 1, which ended without an output." in data["text"]
+
+
+def test_of_a_step_that_was_skipped_nothing_is_still_to_come() -> None:
+    plan_facts = planned(("ada", USER), ("bob", Access(user=False, steps=(0,))))
+    text = explain(admission(), *plan_facts, *called(0, fails=True), StepSkipped(1, "input_lost"))["text"]
+    assert "It would have seen the output of step 0." in text
+    assert "would see" not in text
 
 
 def test_an_output_that_a_replay_kept_is_named_as_such() -> None:

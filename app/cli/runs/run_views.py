@@ -92,7 +92,7 @@ def _edge(edge: Document) -> Text:
     if edge["kind"] == "granted":
         line = f"{indent}<== {source}: {content}"
         if not edge["sent"]:
-            line += " (not sent yet)"
+            line += " (not sent)"
         return Text(line, style="dim")
     line = f"{indent}x.. {source}: {content} withheld"
     if edge["worker"]:

@@ -297,6 +297,8 @@ def _sight(step: Data) -> list[str]:
     verb = "would see"
     if step["has_begun"]:
         verb = "saw"
+    elif step["state"] == "skipped":
+        verb = "would have seen"
     saw, withheld = step["saw"], step["withheld"]
     lines.append(f"  It {verb} {_describe_seen(saw)}.{_describe_withheld(withheld)}")
     if saw["unseen"]:
