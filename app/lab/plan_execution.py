@@ -1,9 +1,9 @@
 """Carrying plans out: each is posted with its task to a running Baton, whose executor is that of real requests.
 
-A plan that cannot be read is malformed and costs no request. A worker's outage or refusal, a full gateway, a fallback,
-another worker in place of the planned one and a wait for an approval say nothing about the plan: they give no verdict.
-What is wrong with the request itself (a key, a tier, a pool that the Baton does not have) raises, for every further
-plan would fail alike.
+A plan that cannot be read is malformed and costs no request. A worker's outage or refusal, a question that is too long,
+a full gateway, a fallback, another worker in place of the planned one and a wait for an approval say nothing about the
+plan: they give no verdict. What is wrong with the request itself (a key, a tier, a pool that the Baton does not have)
+raises, for every further plan would fail alike.
 
 With a `PlanCache` the same plan is carried out once for the same question; its verdict and its modelled cost count each
 time. So a training that is repeated with other settings pays for new plans only.
@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 
 from app.core.plan.proposals import read_plan_text
 from app.core.plan.workflow import Step, critical_path_seconds
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, RunTooLong
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT
@@ -211,7 +211,7 @@ def _read_refusal(reply: httpx.Response, steps: int) -> PlanResult:
         error = {}
     if error.get("code") == OVER_BUDGET:
         return PlanResult("wrong", steps=steps)
-    has_begun = "x-baton-run" in reply.headers  # then its workers refused the question, and not this service
-    if has_begun or reply.status_code in LATER or reply.status_code >= 500:
+    is_about_question = "x-baton-run" in reply.headers or error.get("code") == RunTooLong.code
+    if is_about_question or reply.status_code in LATER or reply.status_code >= 500:
         return PlanResult("outage", steps=steps)
     raise ConfigInvalid([f"this Baton cannot carry out plans for training: {error.get('message', reply.status_code)}"])

@@ -160,6 +160,7 @@ def cut(_request: httpx.Request) -> httpx.Response:
         (replying(429, error("run_over_budget")), "wrong"),
         (replying(502, error("run_failed")), "outage"),
         (replying(400, error("worker_refused"), **{"x-baton-run": "run_1"}), "outage"),
+        (replying(400, error("context_length_exceeded")), "outage"),
         (replying(504, error("run_expired")), "outage"),
         (replying(503, "not even JSON's object"), "outage"),
         (httpx.MockTransport(cut), "outage"),
