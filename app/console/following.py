@@ -173,7 +173,7 @@ class FollowedRun:
         calls: list[dict[str, str]] = []
         if self._state == "awaiting_tool" and self._has_all_calls:
             calls = list(self._calls.values())
-        turn = ""
+        turn, whole = "", await self._read_whole_run()
         if calls:
             turn = orjson.dumps(_assistant_message(answer, calls)).decode()
         return {
@@ -188,7 +188,8 @@ class FollowedRun:
             "results": (),
             "comment": "",
             "refusal": self._refusal,
-            "whole": await self._read_whole_run(),
+            "whole": whole,
+            "workers": _workers(whole),
             "why": await self._read_explanation(),
         }
 
@@ -214,6 +215,15 @@ def _assistant_message(words: str, calls: list[dict[str, str]]) -> dict[str, Any
         called = {"name": call["name"], arguments: call["arguments"]}
         tool_calls.append({"id": call["id"], "type": kind, kind: called})
     return {"role": "assistant", "content": words or None, "tool_calls": tool_calls}
+
+
+def _workers(whole: Mapping[str, Any] | None) -> list[str]:
+    """Return the workers that were called for the steps of a run, each once, as the list of runs has them."""
+    names: set[str] = set()
+    if whole is not None:
+        for step in whole["steps"]:
+            names.update([attempt["worker"] for attempt in step["attempts"]])
+    return sorted(names)
 
 
 def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:

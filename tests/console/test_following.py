@@ -20,7 +20,7 @@ class TwoCalls:
     """An API whose run waits for the results of two calls, the second of which comes in two chunks."""
 
     async def get(self, session: Session, path: str) -> dict[str, Any]:
-        return {"state": "awaiting_tool", "nodes": [], "edges": []}
+        return {"state": "awaiting_tool", "nodes": [], "edges": [], "steps": []}
 
     @asynccontextmanager
     async def events(self, session: Session, path: str) -> AsyncIterator[AsyncIterator[Event]]:
@@ -62,7 +62,7 @@ class Approved:
         self.is_stopped = False
 
     async def get(self, session: Session, path: str) -> dict[str, Any]:
-        return {"state": self.state, "seq": 5, "nodes": [], "edges": []}
+        return {"state": self.state, "seq": 5, "nodes": [], "edges": [], "steps": []}
 
     @asynccontextmanager
     async def events(
@@ -110,7 +110,7 @@ class Restarting:
         self.is_stopped = is_stopped
 
     async def get(self, session: Session, path: str) -> dict[str, Any]:
-        return {"state": "running", "nodes": [], "edges": []}
+        return {"state": "running", "nodes": [], "edges": [], "steps": []}
 
     @asynccontextmanager
     async def events(self, session: Session, path: str) -> AsyncIterator[AsyncIterator[Event]]:

@@ -83,6 +83,7 @@ async def test_a_step_has_its_number_and_what_it_was_shown(stub: ProviderStub, b
     assert second.startswith('class="steps" start="1">')
     assert "Draft it. Shown: the conversation." in page_text(second)
     assert "Answer it. Shown: nothing." in page_text(second)
+    assert "Workers alpha, beta, gamma Run" in page_text(section(page, "outcome")), "as in the list of runs"
 
 
 @pytest.mark.long
