@@ -250,6 +250,16 @@ async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: 
             assert (await counts(runtime), stub.requests_for("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
 
 
+async def test_a_request_with_a_plan_of_its_own_gets_no_shadow(tmp_path: Path) -> None:
+    """Whatever serves the tier, its plan stays what it is: so do those of `baton calibrate`."""
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            await answer_one_run(runtime, plan={"steps": [{"worker": "alpha", "subtask": "", "access": ["user"]}]})
+            await shadows.look()
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({"own_plan": 1}, [])
+
+
 async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)

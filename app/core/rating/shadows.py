@@ -24,6 +24,7 @@ REASONS: Final = (
     "labels",
     "no_worker",
     "opted_out",
+    "own_plan",
     "served",
     "cancelled",
     "not_approved",
@@ -37,6 +38,7 @@ budget .......... what may be spent on shadows in a day was spent
 labels .......... the shadow's workers, or its conductor, may not read the run's labels
 no_worker ....... none of the shadow's workers can take the request for another reason
 opted_out ....... the request says `baton.shadow = false`, or its tenant or key is excepted
+own_plan ........ the request has a plan of its own, which stays what it is whatever serves the tier
 served .......... it was served, or planned, by what the shadow would repeat it under
 cancelled ....... the caller did not want the answer
 not_approved .... the run's plan was refused, or nobody approved it in time; or the shadow would be planned by a worker

@@ -35,7 +35,7 @@ from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from
 from app.core.run.approvals import lacks_approval
 from app.core.run.events import CallIntended, Event, RunAdmitted, facts
 from app.core.run.fold import state_of_admission
-from app.core.run.state import FALLBACK
+from app.core.run.state import CALLER, FALLBACK
 from app.engine.calls.step_request import task_of
 from app.engine.context import EngineContext, Leadership
 from app.engine.periodic import look_repeatedly
@@ -247,6 +247,8 @@ def _refusal(
     is_excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
     if is_excepted or not admitted.shadow or admitted.preview:
         return "opted_out"
+    if admitted.conductor == CALLER:
+        return "own_plan"
     versions = {intent.version for intent in facts(events, CallIntended)}
     if admitted.served_by == spec.subject or (spec.conductor and spec.conductor in versions):
         return "served"
