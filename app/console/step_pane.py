@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from app.console import drawing
 from app.console.templating import describe_erasure
+from app.core.plan.workflow import CONDUCTOR
 
 Data = Mapping[str, Any]
 OUTCOME_FIELDS: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
@@ -55,8 +56,11 @@ def pane(views: Data, pane_step: str) -> dict[str, Any] | None:
     if node["kind"] == "plan":
         proposal = next(proposal for proposal in whole["proposals"] if proposal["number"] == node["number"])
         return values | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
+    record = next(record for record in whole["steps"] if record["n"] == node["number"])
+    kept_from = record["kept_from"] if node["state"] == "done" else None
     answer = _answer(node, whole, views["content"]["content"])
-    return values | {"proposal": None, **views["content"], "answer": answer}
+    own = {"answer": answer, "kept_from": kept_from, "is_nested": node["worker"] == CONDUCTOR}
+    return values | {"proposal": None, **views["content"], **own}
 
 
 def steps(views: Data) -> list[dict[str, Any]]:

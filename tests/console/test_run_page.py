@@ -23,7 +23,7 @@ from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.console.test_live import receive_in_browser, regions_of_event
 from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
-from tests.harness.in_process import plan, plan_text, script_answers
+from tests.harness.in_process import plan, plan_text, script_answers, script_plans
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall
@@ -183,6 +183,33 @@ def test_the_alternatives_of_a_selector_stand_at_the_steps_of_the_plan_that_it_c
     }
     content = step_content(views, 0)
     assert (content["choice"], content["no_choice"] == "") == (choice if shown else None, shown)
+
+
+@pytest.mark.long
+async def test_a_step_whose_output_a_replay_has_kept_says_whose_output_it_is(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    script_answers(stub)
+    run = await ask(client)
+    replay = await client.post(f"/v1/runs/{run}/replay", json={"from_step": 2, "wait": 30})
+    page, text = await page_of(browser, f"/console/runs/{replay.json()['id']}?step=1")
+    assert text.count("Nobody was called: its output is that of step 1 of") == 2
+    assert len(page.links(f"/console/runs/{run}?step=1")) == 2
+    assert "None" not in text
+
+
+@pytest.mark.long
+async def test_a_step_of_the_conductor_itself_says_where_its_calls_are(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    script_answers(stub)
+    outer = plan_text((0, "Draft it", ["user"]), (3, "Take it apart", [0]), (1, "Put it together", ["user", 1]))
+    script_plans(stub, outer, plan_text((1, "Look at it", ["user"])), plan_text())
+    body = {"model": "baton-nested", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
+    _, text = await page_of(browser, f"/console/runs/{run}?step=1")
+    assert text.count("The conductor itself has the step: its calls are those of the plan inside it.") == 2
+    assert "Nothing has been sent" not in text
 
 
 @pytest.mark.long
