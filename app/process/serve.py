@@ -90,7 +90,12 @@ async def serve(
     stop_steps, stop_runs = asyncio.Event(), asyncio.Event()
     gc_policy.collect_and_freeze()
     async with open_runtime(configuration) as runtime, asyncio.TaskGroup() as group:
-        _on_signals(runtime, environ, stopping)
+
+        def reload_now() -> None:
+            if _reload(runtime, environ):
+                _start_comparing_pepper(group, runtime, roles, stopping)
+
+        _on_signals(runtime, reload_now, stopping)
         group.create_task(_drain(runtime, roles, stopping))
         await runtime.clock.read_at_start()
         group.create_task(runtime.clock.keep_reading(stopping))
@@ -134,8 +139,7 @@ def _start_background_tasks(group: asyncio.TaskGroup, runtime: Runtime, roles: R
     group.create_task(runtime.conductor_probe.run(stopping))
     group.create_task(_apply_calibration_results(runtime, stopping))
     group.create_task(_when_database_answers(partial(_compare_schema, runtime), stopping))
-    if roles.gateway:
-        group.create_task(_when_database_answers(partial(_compare_pepper, runtime), stopping))
+    _start_comparing_pepper(group, runtime, roles, stopping)
 
     def is_busy() -> bool:
         return len(runtime.runs) > 0 or len(runtime.dispatcher) > 0
@@ -207,6 +211,12 @@ async def _compare_schema(runtime: Runtime) -> None:
             "process by the release that has migrated the database.",
             **fields,
         )
+
+
+def _start_comparing_pepper(group: asyncio.TaskGroup, runtime: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+    """Have a gateway compare its pepper with the API keys once the database answers."""
+    if roles.gateway and not stopping.is_set():
+        group.create_task(_when_database_answers(partial(_compare_pepper, runtime), stopping))
 
 
 async def _compare_pepper(runtime: Runtime) -> None:
@@ -419,7 +429,7 @@ async def _stop_server(server: Server, stopping: asyncio.Event) -> None:
     server.should_exit = True
 
 
-def _on_signals(runtime: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
+def _on_signals(runtime: Runtime, reload_now: Callable[[], None], stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     stop_requested = runtime.gateway.stop_requested
 
@@ -434,10 +444,11 @@ def _on_signals(runtime: Runtime, environ: Mapping[str, str], stopping: asyncio.
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    loop.add_signal_handler(signal.SIGHUP, _reload, runtime, environ)
+    loop.add_signal_handler(signal.SIGHUP, reload_now)
 
 
-def _reload(runtime: Runtime, environ: Mapping[str, str]) -> None:
+def _reload(runtime: Runtime, environ: Mapping[str, str]) -> bool:
+    """Read the pool file and the files of secrets again. Returns False if they have faults and nothing has changed."""
     configuration, faults = reload(runtime.pool.configuration, environ)
     log = runtime.context.telemetry.log
     if not faults:
@@ -452,12 +463,13 @@ def _reload(runtime: Runtime, environ: Mapping[str, str]) -> None:
             "SIGHUP.",
             faults=list(faults),
         )
-        return
+        return False
     log(
         logging.INFO,
         "The pool file and the files of secrets were read again and are in force.",
         origin=configuration.origin,
     )
+    return True
 
 
 async def _first_key(runtime: Runtime, roles: Roles) -> str | None:

@@ -5,7 +5,9 @@ One process over an empty data folder, asked by the official client; each answer
 """
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -124,6 +126,15 @@ def test_the_log_of_changes_says_since_when_texts_are_kept_for_how_long(tmp_path
     assert [entry["after"]["content"] for entry in logged] == ["30", "never"], "the newest first"
     assert logged[0]["at"] > logged[1]["at"]
     assert run_command(tmp_path, environ, "audit", "check").returncode == 0
+
+
+@pytest.mark.long
+def test_a_pepper_that_voids_every_key_is_told_upon_the_signal_that_brings_it(tmp_path: Path) -> None:
+    """As a rotation does that forgets the old line: the log had nothing but 401s."""
+    with running_process("serve", tmp_path, environment(tmp_path)) as process:
+        (tmp_path / "data" / "pepper").write_text("x" * 32)
+        os.kill(process.pid, signal.SIGHUP)
+        wait_until(lambda: "No API key is accepted" in process.log, what="the process has compared the pepper")
 
 
 def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(
