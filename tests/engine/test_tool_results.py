@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.core.message.chat import Image, Message, Text, mint_call_id
+from app.core.message.chat import Image, Message, Text, mint_call_id, run_of
 from app.core.run.events import Kind
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
@@ -135,6 +135,7 @@ async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(
     with pytest.raises(InvalidRequest) as refused:
         await conversation.take_turn()
     assert code(refused) == "tool_call_answered"
+    assert f"the run {run_of(early[-1].call_id)} has gone on" in refused.value.message
 
 
 async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: ProviderStub, runtime: Runtime) -> None:

@@ -352,7 +352,7 @@ def classify_results(state: RunState, tool_results: ReturnedResults) -> ResultsK
         )
     if tool_results.results.keys() == latest_exchanges(state).keys():
         return "repeat"
-    raise already_answered_error()
+    raise already_answered_error(state.run)
 
 
 def latest_exchanges(state: RunState) -> Mapping[str, Exchange]:
@@ -388,10 +388,11 @@ def unknown_call_error() -> InvalidRequest:
     )
 
 
-def already_answered_error() -> InvalidRequest:
+def already_answered_error(run: str) -> InvalidRequest:
     """Return the error for results that were received before."""
     return InvalidRequest(
-        "These tool calls were answered already, and the run has gone on; send the results of its latest reply.",
+        f"These tool calls were answered already, and the run {run} has gone on; send the results of its latest reply, "
+        "or cancel the run to begin another one with this conversation.",
         param="messages",
         code="tool_call_answered",
     )

@@ -132,7 +132,7 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
     """Refuse results that differ from those that were sent before."""
     for n, (ref, _) in shares.items():
         if all(exchange.results != ref for exchange in state.steps[n].exchanges):
-            raise caller_view.already_answered_error()
+            raise caller_view.already_answered_error(state.run)
 
 
 def _check_labels(
