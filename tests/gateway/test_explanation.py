@@ -23,6 +23,7 @@ from app.core.run.events import (
     PlanRejected,
     PlanStep,
     RunAdmitted,
+    RunCancelled,
     RunSucceeded,
     StepDone,
     StepQueued,
@@ -226,6 +227,13 @@ def test_of_a_step_that_was_skipped_nothing_is_still_to_come() -> None:
     text = explain(admission(), *plan_facts, *called(0, fails=True), StepSkipped(1, "input_lost"))["text"]
     assert "It would have seen the output of step 0." in text
     assert "would see" not in text
+
+
+def test_a_preview_that_was_cancelled_is_not_said_to_be_planned() -> None:
+    opened = PlanOpened(0, 0, "first", "model")
+    assert explain(admission(preview=True), opened, RunCancelled(error="run_cancelled"))["text"].startswith(
+        "run of baton-mini was cancelled."
+    )
 
 
 def test_an_output_that_a_replay_kept_is_named_as_such() -> None:

@@ -136,7 +136,7 @@ def _count_of(number: int, noun: str, many: str) -> str:
 
 def _opening(data: Data) -> str:
     state = STATES.get(data["state"], f"is {data['state']}")
-    if data["preview"]:
+    if data["preview"] and data["state"] == "succeeded":
         state = "was planned and not executed"
     sentences = [f"{data['run']} of {data['tier']} {state}."]
     if data["served_by"] is not None:
