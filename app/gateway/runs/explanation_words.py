@@ -281,14 +281,14 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     ]
     if step["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason, in its own words: {quote(step['reason']['text'])}")
-    lines += _sight(step)
+    lines += _sight(step, preview=preview)
     lines += _calls(step)
     for worker in step["not_called"]:
         lines.append(f"  {worker['worker']} was not called {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
     return lines
 
 
-def _sight(step: Data) -> list[str]:
+def _sight(step: Data, *, preview: bool) -> list[str]:
     """Return what the step's worker saw, and what was kept from it."""
     lines: list[str] = []
     if step["kept_from"] is not None:
@@ -297,7 +297,7 @@ def _sight(step: Data) -> list[str]:
     verb = "would see"
     if step["has_begun"]:
         verb = "saw"
-    elif step["state"] == "skipped":
+    elif step["state"] == "skipped" and not preview:
         verb = "would have seen"
     saw, withheld = step["saw"], step["withheld"]
     lines.append(f"  It {verb} {_describe_seen(saw)}.{_describe_withheld(withheld)}")
