@@ -227,6 +227,8 @@ def test_of_a_step_that_was_skipped_nothing_is_still_to_come() -> None:
     text = explain(admission(), *plan_facts, *called(0, fails=True), StepSkipped(1, "input_lost"))["text"]
     assert "It would have seen the output of step 0." in text
     assert "would see" not in text
+    uncalled = explain(admission(), *plan_facts, StepQueued(0), step_failed(0))["text"]
+    assert "It would have seen the caller's conversation." in uncalled
     skipped = [StepSkipped(0, "run_ended"), StepSkipped(1, "run_ended")]
     preview = explain(admission(preview=True), *plan_facts, *skipped)["text"]
     assert "It would see the output of step 0." in preview, "if the plan were executed"

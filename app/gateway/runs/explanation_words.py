@@ -297,7 +297,7 @@ def _sight(step: Data, *, preview: bool) -> list[str]:
     verb = "would see"
     if step["has_begun"]:
         verb = "saw"
-    elif step["state"] == "skipped" and not preview:
+    elif step["state"] in ("failed", "skipped") and not preview:
         verb = "would have seen"
     saw, withheld = step["saw"], step["withheld"]
     lines.append(f"  It {verb} {_describe_seen(saw)}.{_describe_withheld(withheld)}")
