@@ -54,7 +54,7 @@ PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
 FIGURE = re.compile(r"[0-9]{1,12}")
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
-"""What Python puts in the place of bytes of the environment that are not UTF-8."""
+"""Finds the lone surrogates by which Python represents bytes of the environment that are not UTF-8."""
 IGNORED_VARIABLES = re.compile(
     r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_((ADMIN|METRICS)_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))"
 )
